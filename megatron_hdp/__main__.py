@@ -1,0 +1,32 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""`python -m megatron_hdp COMMAND`: one module of `megatron_hdp.cli` per command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "doctor": "what of Megatron is patched, where, and whether it fits the installed versions",
+    "plan": "plan steps for a lengths file and show what HDP would do with it",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; imports only that command's module. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m megatron_hdp", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    argv = sys.argv[1:] if argv is None else argv
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        if argv[:1] == [name]:
+            module = importlib.import_module(f"megatron_hdp.cli.{name}")
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    return int(args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Packs of whole documents as a Megatron dataset.
+
+Built by Megatron's own BlendedMegatronDatasetBuilder, so `--data-path`, `--split`, blend weights
+and the index cache mean what they mean for GPTDataset.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from numpy.typing import NDArray
+
+from megatron_hdp.data.corpus import check_lengths
+from megatron_hdp.data.packing import build_epochs
+
+logger = logging.getLogger(__name__)
+
+
+class DocumentPackDataset(GPTDataset):
+    """Item k is the k-th pack: whole documents, at most `config.sequence_length` tokens.
+
+    Documents are shuffled per epoch by (`config.random_seed`, epoch); empty ones are left out.
+    Tokens are read by HDP's iterator, piece by piece, never through `dataset[k]`.
+    """
+
+    document_index: NDArray[np.int64]
+    """[E*n] index of each document in the IndexedDataset, in reading order."""
+    sample_index: NDArray[np.int64]
+    """[P+1] pack k is document_index[sample_index[k] : sample_index[k+1]]."""
+
+    def __len__(self) -> int:
+        return len(self.sample_index) - 1
+
+    def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
+        raise TypeError(
+            "DocumentPackDataset is read by megatron_hdp's data iterator: "
+            "call megatron_hdp.enable() before Megatron builds its data iterators."
+        )
+
+    def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
+        """Loads or builds (document_index, sample_index, None); called by GPTDataset.__init__."""
+        paths = self._cache_paths()
+        if paths is not None and all(map(os.path.isfile, paths)):
+            order, starts = (np.load(path, mmap_mode="r") for path in paths)
+            return order, starts, None
+        order, starts = self._build()
+        if paths is not None:
+            for path, array in zip(paths, (order, starts), strict=True):
+                _save_atomically(path, array)
+        return order, starts, None
+
+    def _build(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        lengths = np.asarray(self.dataset.sequence_lengths)[self.indices].astype(np.int64)
+        check_lengths(lengths, self.config.sequence_length, str(self.dataset_path))
+        kept = np.flatnonzero(lengths > 0)
+        logger.info("building the pack index of %d documents", len(kept))
+        order, starts = build_epochs(
+            lengths[kept], self.config.sequence_length, self.config.random_seed, self.num_samples
+        )
+        return np.asarray(self.indices, np.int64)[kept[order]], starts
+
+    def _cache_paths(self) -> tuple[str, str] | None:
+        cache = self.config.path_to_cache
+        if cache is None:
+            prefix = getattr(self.dataset, "path_prefix", None)
+            if prefix is None:
+                return None
+            cache = os.path.join(prefix, "cache", f"{type(self).__name__}_indices")
+        base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
+        return (
+            os.path.join(cache, f"{base}-document_index.npy"),
+            os.path.join(cache, f"{base}-pack_index.npy"),
+        )
+
+
+def _save_atomically(path: str, array: NDArray[np.int64]) -> None:
+    """Ranks of several hosts may build the same index at once; none may see half a file."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.tmp"
+    with open(temporary, "wb") as stream:
+        np.save(stream, array)
+    os.replace(temporary, path)

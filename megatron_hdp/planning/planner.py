@@ -1,0 +1,40 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""One function makes every plan; it is checked before anyone sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megatron_hdp.planning.config import PlannerConfig, StepRequest
+from megatron_hdp.planning.naive import plan_naive
+from megatron_hdp.planning.static import plan_static
+from megatron_hdp.planning.values import Plan, PlanError
+
+Strategy = Callable[[PlannerConfig, StepRequest], Plan]
+
+STRATEGIES: dict[str, Strategy] = {
+    "static": plan_static,
+    "naive": plan_naive,
+}
+
+
+def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
+    """The plan of one step: deterministic in (config, request), and valid.
+
+    Raises:
+        PlanError: the strategy is not known, or the sequences do not fit.
+    """
+    strategy = STRATEGIES.get(config.strategy)
+    if strategy is None:
+        raise PlanError(
+            f"--hdp-strategy {config.strategy} is not a strategy: "
+            f"use one of {', '.join(STRATEGIES)}"
+        )
+    plan = strategy(config, request)
+    plan.validate(
+        ids=request.ids,
+        lengths=request.lengths,
+        pipeline_depth=config.pipeline_depth,
+        equal_slots=config.equal_slots,
+    )
+    return plan

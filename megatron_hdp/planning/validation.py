@@ -1,0 +1,142 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""The rules that every plan obeys, checked in milliseconds on every step.
+
+1. Every token exactly once: each sequence sits on one ring or one rank, none is lost or added.
+2. Rings have distinct ranks, at least two; a micro-batch has at most one ring.
+3. A ring has the same slot on every member, slots have no gaps, every rank has a micro-batch: with
+   these no wait cycle exists, at any pipeline depth (design.md, section 4; `order.py` replays it).
+4. Resident tokens of a micro-batch stay within the capacity at its offload ratio.
+5. With `equal_slots` all ranks have the same number of micro-batches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megatron_hdp.planning.values import IntArray, Plan, PlanError, resident_fraction
+
+
+def validate(
+    plan: Plan,
+    *,
+    ids: IntArray | None = None,
+    lengths: IntArray | None = None,
+    pipeline_depth: int = 1,
+    equal_slots: bool = False,
+) -> None:
+    """Raises PlanError with the first broken rule.
+
+    Args:
+        ids, lengths: [S] what the step was asked to place; when given, compared with the plan.
+        pipeline_depth: stages under the plan; above 1 the order of waits is checked too.
+        equal_slots: all ranks must have equally many micro-batches (expert parallelism).
+    """
+    _check_shapes(plan)
+    _check_sequences(plan, ids, lengths)
+    _check_rings(plan)
+    _check_slots(plan, equal_slots)
+    _check_memory(plan)
+
+
+def _check_shapes(plan: Plan) -> None:
+    sequences, rings = len(plan.lengths), len(plan.ring_slots)
+    for name in ("ids", "ring_of", "rank_of", "slot_of"):
+        if len(getattr(plan, name)) != sequences:
+            raise PlanError(
+                f"the plan's {name} has {len(getattr(plan, name))} entries for "
+                f"{sequences} sequences"
+            )
+    if len(plan.ring_offsets) != rings + 1 or plan.ring_offsets[0] != 0:
+        raise PlanError(f"the plan's ring_offsets do not describe {rings} rings")
+    if plan.ring_offsets[-1] != len(plan.ring_ranks):
+        raise PlanError("the plan's ring_ranks are not covered by its ring_offsets")
+    if len(plan.micro_batch_counts) != plan.num_ranks:
+        raise PlanError(f"the plan has micro-batch counts for {len(plan.micro_batch_counts)} ranks")
+    total = int(plan.micro_batch_counts.sum())
+    for name in ("offload_ratios", "predicted_s"):
+        if len(getattr(plan, name)) not in (0, total):
+            raise PlanError(f"the plan's {name} do not match its {total} micro-batches")
+
+
+def _check_sequences(plan: Plan, ids: IntArray | None, lengths: IntArray | None) -> None:
+    if plan.num_sequences == 0 or plan.lengths.min() < 1:
+        raise PlanError("a plan places at least one sequence, and each has at least one token")
+    order = np.argsort(plan.ids, kind="stable")
+    repeated = np.flatnonzero(np.diff(plan.ids[order]) == 0)
+    if len(repeated):
+        raise PlanError(f"sequence {plan.ids[order][repeated[0]]} is placed twice")
+    if ids is not None and lengths is not None:
+        wanted = np.argsort(ids, kind="stable")
+        if not np.array_equal(np.asarray(ids)[wanted], plan.ids[order]):
+            raise PlanError("the plan's sequences are not those of the step: one is lost or added")
+        if not np.array_equal(np.asarray(lengths)[wanted], plan.lengths[order]):
+            raise PlanError("a sequence's length in the plan is not its length in the step")
+    on_ring, on_rank = plan.ring_of >= 0, plan.rank_of >= 0
+    if np.any(on_ring == on_rank):
+        raise PlanError("a sequence must be on exactly one ring or exactly one rank")
+    if on_ring.any() and plan.ring_of.max() >= plan.num_rings:
+        raise PlanError(f"a sequence is on ring {plan.ring_of.max()} of {plan.num_rings}")
+    if on_rank.any() and plan.rank_of.max() >= plan.num_ranks:
+        raise PlanError(f"a sequence is on rank {plan.rank_of.max()} of {plan.num_ranks}")
+    wrong = plan.slot_of[on_ring] != plan.ring_slots[plan.ring_of[on_ring]]
+    if wrong.any():
+        raise PlanError("a sequence's slot differs from its ring's")
+
+
+def _check_rings(plan: Plan) -> None:
+    if plan.num_rings == 0:
+        return
+    sizes = plan.ring_sizes
+    if sizes.min() < 2:
+        raise PlanError("a ring has at least two ranks; one rank alone is local")
+    if plan.ring_ranks.min() < 0 or plan.ring_ranks.max() >= plan.num_ranks:
+        raise PlanError(f"a ring names rank {plan.ring_ranks.max()} of {plan.num_ranks}")
+    if len(np.unique(plan.ring_of[plan.ring_of >= 0])) != plan.num_rings:
+        raise PlanError("a ring holds no sequence")
+    ring_of_member = np.repeat(np.arange(plan.num_rings), sizes)
+    key = ring_of_member * plan.num_ranks + plan.ring_ranks
+    if len(np.unique(key)) != len(key):
+        raise PlanError("a ring names a rank twice")
+    slots = plan.ring_slots[ring_of_member].astype(np.int64)
+    place = slots * plan.num_ranks + plan.ring_ranks
+    if len(np.unique(place)) != len(place):
+        raise PlanError("two rings share a rank and a slot")
+
+
+def _check_slots(plan: Plan, equal_slots: bool) -> None:
+    counts = plan.micro_batch_counts
+    if counts.min() < 1:
+        raise PlanError(f"rank {int(counts.argmin())} has no micro-batch")
+    if equal_slots and counts.min() != counts.max():
+        raise PlanError(f"ranks have {counts.min()} to {counts.max()} slots where all need equal")
+    local = plan.ring_of < 0
+    late = plan.slot_of[local] >= counts[plan.rank_of[local]]
+    if late.any() or plan.slot_of.min() < 0:
+        raise PlanError("a local sequence is in a slot that its rank does not have")
+    member_slots = np.repeat(plan.ring_slots, plan.ring_sizes)
+    if np.any(member_slots >= counts[plan.ring_ranks]):
+        raise PlanError("a ring is in a slot that a member does not have")
+
+
+def _check_memory(plan: Plan) -> None:
+    tokens = plan.micro_batch_tokens.astype(np.float64)
+    if len(plan.offload_ratios):
+        ratios = plan.offload_ratios
+        if ratios.min() < 0 or ratios.max() > 1:
+            raise PlanError("an offload ratio is outside 0 .. 1")
+        tokens = tokens * resident_fraction(ratios, plan.num_layers)
+    # Shards are cut at whole tokens, up to one more than s/P for each chunk of each sequence.
+    worst = int(tokens.argmax())
+    if tokens[worst] > plan.capacity + _cut_slack(plan)[worst]:
+        rank = int(np.searchsorted(plan.first_micro_batch, worst, side="right")) - 1
+        raise PlanError(
+            f"rank {rank} holds {tokens[worst]:.0f} resident tokens in slot "
+            f"{worst - int(plan.first_micro_batch[rank])}, over its capacity {plan.capacity}"
+        )
+
+
+def _cut_slack(plan: Plan) -> np.ndarray:
+    """[M] tokens by which whole-token cuts may exceed s/P: one per ring sequence."""
+    sequence, micro_batch, _ = plan.shards
+    ring = plan.ring_of[sequence] >= 0
+    return np.bincount(micro_batch[ring], minlength=int(plan.first_micro_batch[-1]))

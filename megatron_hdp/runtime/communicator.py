@@ -1,0 +1,141 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""The domain's two long-lived communicators: K/V one way, dK/dV the other.
+
+Rings are rank lists inside them (ByteScale, section 5.1): no group is made in a step, and any set
+of ranks, in any order, is a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+Channel = Literal["kv", "dkv"]
+
+
+class TransferLabel(NamedTuple):
+    """Says which transfer this is, for messages and, on gloo, for matching."""
+
+    step: int
+    slot: int
+    layer: int
+    phase: str
+    """forward or backward."""
+    ring_step: int
+    ring: tuple[int, ...]
+
+    @property
+    def tag(self) -> int:
+        """A gloo tag: a transfer of a wrong plan then times out instead of pairing wrongly."""
+        backward = int(self.phase == "backward")
+        return (((self.slot % 4096) * 512 + self.layer % 512) * 2 + backward) * 256 + (
+            self.ring_step % 256
+        )
+
+
+class Transfer:
+    """A send and a receive under way together."""
+
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        label: TransferLabel,
+        peers: tuple[int, int],
+        received: torch.Tensor,
+        timeout: timedelta,
+        sent: torch.Tensor,
+    ) -> None:
+        self._works = works
+        self._label = label
+        self._peers = peers
+        self._received = received
+        self._timeout = timeout
+        self._sent = sent  # gloo reads it until the send completes
+
+    def wait(self) -> torch.Tensor:
+        """The received buffer, when it is there (on CUDA: ordered on the current stream).
+
+        Raises:
+            RuntimeError: a peer did not come within the timeout, or the connection broke.
+        """
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            label, (to, source) = self._label, self._peers
+            raise RuntimeError(
+                f"HDP rank waited {self._timeout} in step {label.step}, slot {label.slot}, layer "
+                f"{label.layer}, {label.phase}, ring {label.ring}, ring step {label.ring_step} for "
+                f"HDP rank {source} to send and HDP rank {to} to receive: {error}"
+            ) from error
+        return self._received
+
+
+@dataclass
+class DomainCommunicators:
+    """Both communicators of this rank's domain, and how much went through them."""
+
+    global_ranks: tuple[int, ...]
+    """Global rank of every HDP rank."""
+    groups: dict[Channel, dist.ProcessGroup]
+    """Empty in a domain of one rank."""
+    timeout: timedelta
+    bytes_sent: int = field(default=0)
+
+    @classmethod
+    def create(cls, domains: Sequence[Sequence[int]], *, timeout: timedelta) -> DomainCommunicators:
+        """Makes and warms the communicators of all domains; collective over the world.
+
+        Args:
+            domains: every domain's global ranks, the same list on all ranks.
+            timeout: how long a transfer may wait for its peer.
+        """
+        me = dist.get_rank()
+        mine: DomainCommunicators | None = None
+        for ranks in domains:
+            groups: dict[Channel, dist.ProcessGroup] = {}
+            if len(ranks) > 1:
+                channels: tuple[Channel, Channel] = ("kv", "dkv")
+                for channel in channels:
+                    group = dist.new_group(
+                        list(ranks), timeout=timeout, group_desc=f"hdp_{channel}"
+                    )
+                    if me in ranks:
+                        # Lazy creation would otherwise happen at the memory peak of a step.
+                        dist.barrier(group)
+                        groups[channel] = group
+            if me in ranks:
+                mine = cls(tuple(ranks), groups, timeout)
+        if mine is None:
+            raise RuntimeError(f"rank {me} is in none of the HDP domains {list(domains)}")
+        return mine
+
+    def exchange(
+        self,
+        channel: Channel,
+        sent: torch.Tensor,
+        received: torch.Tensor,
+        *,
+        to: int,
+        source: int,
+        label: TransferLabel,
+    ) -> Transfer:
+        """Sends one contiguous buffer to HDP rank `to` while one comes from HDP rank `source`.
+
+        Empty buffers are not sent; both sides know the sizes from the plan.
+        """
+        group = self.groups[channel]
+        ops = []
+        tag = label.tag if dist.get_backend(group) == "gloo" else 0
+        if sent.numel():
+            ops.append(dist.P2POp(dist.isend, sent, self.global_ranks[to], group, tag))
+            self.bytes_sent += sent.numel() * sent.element_size()
+        if received.numel():
+            ops.append(dist.P2POp(dist.irecv, received, self.global_ranks[source], group, tag))
+        works = dist.batch_isend_irecv(ops) if ops else []
+        return Transfer(works, label, (to, source), received, self.timeout, sent)

@@ -1,0 +1,152 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Megatron's core attention classes, running the ring that their micro-batch carries.
+
+They take the class's place in the layer spec (`SelfAttentionSubmodules.core_attention`), so
+parameters, checkpoints and everything else around attention stay what they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_hdp.runtime.attention import ring_attention, select_kernel
+from megatron_hdp.runtime.micro_batch import MicroBatchState
+from megatron_hdp.runtime.session import current_session
+
+
+def carried_state(packed_seq_params: PackedSeqParams | None) -> MicroBatchState | None:
+    """The micro-batch state that travels with a forward (`packed_seq_params.hdp`), or None."""
+    return getattr(packed_seq_params, "hdp", None)
+
+
+def _ring_forward(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    state: MicroBatchState,
+) -> torch.Tensor:
+    """query [t, n, d], key and value [t, g, d] -> [t, n * d]."""
+    kernel = select_kernel(
+        current_session().options.attention,
+        device=query.device,
+        dtype=query.dtype,
+        head_dim=query.shape[-1],
+    )
+    out = ring_attention(
+        query,
+        key,
+        value,
+        state,
+        kernel=kernel,
+        softmax_scale=module.softmax_scale,
+        layer_number=module.layer_number,
+    )
+    return out.reshape(out.shape[0], -1)
+
+
+class RingDotProductAttention(DotProductAttention):
+    """Megatron's local core attention; with an HDP micro-batch it runs the micro-batch's ring.
+
+    Without one (a script's own forward outside HDP's schedule) it is its base class.
+    """
+
+    def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+        # The base class refuses a static CP size above 1, which HDP keeps for accounting only.
+        alone = copy.copy(config)
+        alone.context_parallel_size = 1
+        super().__init__(alone, *args, **kwargs)
+        self.config = config
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> torch.Tensor:
+        state = carried_state(packed_seq_params)
+        if state is not None:
+            return _ring_forward(self, query, key, value, state)
+        return super().forward(
+            query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params
+        )
+
+
+@functools.cache
+def ring_attention_class(core_attention: type) -> type:
+    """The class that takes `core_attention`'s place in a layer spec.
+
+    Raises:
+        RuntimeError: HDP does not know how to run this core attention.
+    """
+    if issubclass(core_attention, RingDotProductAttention):
+        return core_attention
+    if core_attention is DotProductAttention:
+        return RingDotProductAttention
+    te_class = _te_core_attention()
+    if te_class is not None and issubclass(core_attention, te_class):
+        return _ring_te_class(core_attention)
+    raise RuntimeError(
+        f"the layer spec's core attention {core_attention.__name__} is not supported with HDP: "
+        f"use --transformer-impl local or transformer_engine with their standard attention."
+    )
+
+
+def _te_core_attention() -> type | None:
+    from megatron.core.extensions import transformer_engine
+
+    return transformer_engine.TEDotProductAttention if transformer_engine.HAVE_TE else None
+
+
+def _ring_te_class(core_attention: type) -> type:
+    """A subclass of Transformer Engine's core attention, as Megatron wraps it.
+
+    No GPU has run this yet.
+    """
+
+    class RingTEDotProductAttention(core_attention):  # type: ignore[misc,valid-type]
+        """TEDotProductAttention; with an HDP micro-batch it runs the micro-batch's ring."""
+
+        def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            given = kwargs.get("softmax_scale")
+            # Transformer Engine hands the scale to its kernels and keeps no attribute of it.
+            self.softmax_scale = given or config.kv_channels**-0.5
+
+        def forward(
+            self,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attention_mask: torch.Tensor | None,
+            attn_mask_type: Any,
+            attention_bias: torch.Tensor | None = None,
+            packed_seq_params: PackedSeqParams | None = None,
+            num_splits: int | None = None,
+        ) -> torch.Tensor:
+            state = carried_state(packed_seq_params)
+            if state is not None:
+                return _ring_forward(self, query, key, value, state)
+            return super().forward(
+                query,
+                key,
+                value,
+                attention_mask,
+                attn_mask_type,
+                attention_bias,
+                packed_seq_params,
+                num_splits,
+            )
+
+    return RingTEDotProductAttention

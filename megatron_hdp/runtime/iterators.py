@@ -1,0 +1,111 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Builds HDP's data iterators from the datasets that a script's own provider returns."""
+
+from __future__ import annotations
+
+import functools
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from megatron.core import parallel_state
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+
+from megatron_hdp.data.errors import CorpusError
+from megatron_hdp.data.sources import source_of
+from megatron_hdp.runtime.agreement import Agreement
+from megatron_hdp.runtime.planner import make_planner, planner_config
+from megatron_hdp.runtime.session import Session
+from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
+from megatron_hdp.runtime.validation import ArgumentRefused, check_capacity
+
+Provider = Callable[..., Any]
+
+
+def build_hdp_iterators(
+    provider: Provider, session: Session, build: Callable[[Provider], Any]
+) -> Any:
+    """(train, valid, test) iterators, each a RerunDataIterator around an HdpDataIterator or None.
+
+    Megatron's own function does the rest (consumed samples, do_train flags, rerun wrapping): it is
+    handed a provider of ready iterators and told that the loader is external.
+    """
+    from megatron.training import get_args
+
+    args = get_args()
+    refusal = check_capacity(args, session.require_domain().size)
+    if refusal is not None:
+        raise ArgumentRefused(f"megatron_hdp: {refusal}")
+    args.dataloader_type = "external"
+    return build(_iterator_provider(provider, session, args))
+
+
+def _iterator_provider(provider: Provider, session: Session, args: Namespace) -> Provider:
+    def provide(num_samples: Any, *more: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        with _built_on_every_rank():
+            train, valid, test = provider(num_samples, *more, **kwargs)
+        batch, eval_batch = args.global_batch_size, args.eval_global_batch_size
+        consumed = args.consumed_train_samples, args.consumed_valid_samples
+        return (
+            _stream("train", train, batch, consumed[0], session, args),
+            _stream("valid", valid, eval_batch, consumed[1], session, args),
+            _stream("test", test, eval_batch, 0, session, args),
+        )
+
+    provide.is_distributed = True  # type: ignore[attr-defined]
+    return provide
+
+
+@contextmanager
+def _built_on_every_rank() -> Iterator[None]:
+    """While the script's provider runs, Megatron's dataset builder builds on every rank.
+
+    Upstream scripts build on TP rank 0 of the first and last stage only, and broadcast; with HDP
+    every rank reads its own tokens, and every stage needs the lengths.
+    """
+    original = BlendedMegatronDatasetBuilder.__init__
+
+    @functools.wraps(original)
+    def build_here(self: Any, cls: Any, sizes: Any, is_built_on_rank: Any, config: Any) -> None:
+        original(self, cls, sizes, lambda: True, config)
+
+    BlendedMegatronDatasetBuilder.__init__ = build_here
+    try:
+        yield
+    finally:
+        BlendedMegatronDatasetBuilder.__init__ = original
+
+
+def _stream(
+    name: str, dataset: Any, packs_per_step: int, consumed: int, session: Session, args: Namespace
+) -> HdpDataIterator | None:
+    agreement = Agreement(timedelta(minutes=session.options.timeout_minutes))
+    if dataset is None:
+        return None
+    if consumed % packs_per_step:
+        raise CorpusError(
+            f"{consumed} samples of {name} were consumed, which is no multiple of the global batch "
+            f"size {packs_per_step}: keep --global-batch-size as it was in the checkpoint."
+        )
+    domain = session.require_domain()
+    source = source_of(dataset)
+    requests = StepRequests(source, packs_per_step, name)
+    config = planner_config(args, session.options, domain.size)
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+    return HdpDataIterator(
+        source,
+        requests,
+        make_planner(config, requests, session.options),
+        agreement,
+        StreamConfig(
+            name=name,
+            packs_per_step=packs_per_step,
+            first_step=consumed // packs_per_step,
+            rank=domain.rank,
+            multiple_of=tensor_parallel if args.sequence_parallel else 1,
+            timeout_s=60 * session.options.timeout_minutes,
+            config_text=f"{config!r} packs={packs_per_step} context={args.seq_length}",
+        ),
+    )

@@ -1,0 +1,99 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""What travels with a micro-batch through the model, its backward and its recompute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megatron_hdp.runtime.communicator import DomainCommunicators
+from megatron_hdp.runtime.sharding import Boundaries, MicroBatchLayout
+
+
+@dataclass(frozen=True)
+class VarlenArguments:
+    """A Boundaries on the device: what a kernel call takes beside q, k and v."""
+
+    cu_q: torch.Tensor
+    """int32 [n+1]."""
+    cu_k: torch.Tensor
+    """int32 [n+1]."""
+    max_q: int
+    max_k: int
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """A RingStep on the device; `arguments` None means there is nothing to compute."""
+
+    q_rows: torch.Tensor | None
+    k_rows: torch.Tensor | None
+    arguments: VarlenArguments | None
+
+
+@dataclass(frozen=True)
+class MicroBatchState:
+    """Layout, device tensors and communicators of one micro-batch; made once, before its forward.
+
+    Carried as the plain attribute `hdp` of PackedSeqParams, never through a global.
+    """
+
+    layout: MicroBatchLayout
+    step: int
+    slot: int
+    communicators: DomainCommunicators
+    positions: torch.Tensor
+    """int64 [T] on the device."""
+    whole_cu_seqlens: torch.Tensor
+    """int32 [2] = [0, T]."""
+    own: VarlenArguments
+    steps: tuple[StepTensors, ...]
+
+    @classmethod
+    def build(
+        cls,
+        layout: MicroBatchLayout,
+        *,
+        step: int,
+        slot: int,
+        communicators: DomainCommunicators,
+        device: torch.device,
+    ) -> MicroBatchState:
+        return cls(
+            layout=layout,
+            step=step,
+            slot=slot,
+            communicators=communicators,
+            positions=_on(device, layout.positions),
+            whole_cu_seqlens=_on(device, np.array([0, layout.num_tokens], np.int32)),
+            own=_arguments(device, layout.own),
+            steps=tuple(
+                StepTensors(
+                    None if ring_step.q_rows is None else _on(device, ring_step.q_rows),
+                    None if ring_step.k_rows is None else _on(device, ring_step.k_rows),
+                    None
+                    if ring_step.boundaries is None
+                    else _arguments(device, ring_step.boundaries),
+                )
+                for ring_step in layout.steps
+            ),
+        )
+
+
+def _arguments(device: torch.device, boundaries: Boundaries) -> VarlenArguments:
+    return VarlenArguments(
+        _on(device, boundaries.cu_q),
+        _on(device, boundaries.cu_k),
+        boundaries.max_q,
+        boundaries.max_k,
+    )
+
+
+def _on(device: torch.device, array: NDArray[np.integer]) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

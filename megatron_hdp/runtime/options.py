@@ -1,0 +1,96 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""The `--hdp` argument group and the values it becomes."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields, replace
+
+STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
+
+
+@dataclass(frozen=True)
+class HdpOptions:
+    """What the user asked of HDP. Field names are the arguments' without `hdp_`."""
+
+    strategy: str = "naive"
+    """The planner: auto (ours), the paper's dp-balance, pp-balance and naive, or static."""
+    capacity: int | None = None
+    """Tokens per rank in one micro-batch; None: seq_length / context_parallel_size."""
+    attention: str = "auto"
+    """The attention kernel under the ring; auto takes the best that this machine has."""
+    plan_ahead: int = 2
+    """Steps that the planning process works ahead of training; 0 plans in the step itself."""
+    profile: str | None = None
+    """A cost-model profile (JSON); None: the preset named in the start-up line."""
+    timeout_minutes: float = 10.0
+    """How long a rank waits for another one in a ring or in the plan comparison."""
+    trace: str | None = None
+    """A folder for per-rank step records (JSON lines); None: none are written."""
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> HdpOptions:
+        values = {
+            f.name: getattr(args, f"hdp_{f.name}")
+            for f in fields(cls)
+            if hasattr(args, f"hdp_{f.name}")
+        }
+        return replace(cls(), **values)
+
+
+def add_hdp_arguments(
+    parser: argparse.ArgumentParser, defaults: HdpOptions | None = None
+) -> argparse.ArgumentParser:
+    """Adds the `hdp` group; usable as Megatron's `extra_args_provider`. Idempotent."""
+    if "--hdp" in parser._option_string_actions:
+        return parser
+    default = defaults or HdpOptions()
+    group = parser.add_argument_group(title="hdp")
+    group.add_argument(
+        "--hdp", action="store_true", help="Train with Hybrid Data Parallelism (megatron_hdp)."
+    )
+    group.add_argument(
+        "--hdp-cpu",
+        action="store_true",
+        help="Run on this machine's CPU over gloo; must be on the command line itself.",
+    )
+    group.add_argument(
+        "--hdp-strategy",
+        choices=STRATEGIES,
+        default=default.strategy,
+        help="Planner of the micro-batches.",
+    )
+    group.add_argument(
+        "--hdp-capacity",
+        type=int,
+        default=default.capacity,
+        help="Tokens per rank in one micro-batch; default seq-length / context-parallel-size.",
+    )
+    group.add_argument(
+        "--hdp-attention",
+        default=default.attention,
+        help="Attention kernel under the ring: auto, or a name that doctor lists.",
+    )
+    group.add_argument(
+        "--hdp-plan-ahead",
+        type=int,
+        default=default.plan_ahead,
+        help="Steps planned ahead in a process of their own; 0 plans in the step itself.",
+    )
+    group.add_argument(
+        "--hdp-profile",
+        default=default.profile,
+        help="Cost-model profile (JSON) that replaces the preset.",
+    )
+    group.add_argument(
+        "--hdp-timeout-minutes",
+        type=float,
+        default=default.timeout_minutes,
+        help="How long a rank waits for another in a ring or in the plan comparison.",
+    )
+    group.add_argument(
+        "--hdp-trace",
+        default=default.trace,
+        help="Folder for per-rank step records (JSON lines) that tools/trace_picture.py draws.",
+    )
+    return parser

@@ -1,0 +1,42 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Gives the data iterator its plans, from the options of a Megatron launch line."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.runtime.options import HdpOptions
+from megatron_hdp.runtime.step import Planner, StepRequests
+from megatron_hdp.runtime.validation import capacity_of
+
+
+def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> PlannerConfig:
+    """The planner's options; `args` are Megatron's, after validation."""
+    return PlannerConfig(
+        num_ranks=num_ranks,
+        capacity=capacity_of(args),
+        strategy=options.strategy,
+        context_parallel_size=args.context_parallel_size,
+        pipeline_depth=args.pipeline_model_parallel_size,
+        seed=args.seed,
+    )
+
+
+class PlanInPlace:
+    """Plans in the thread that asks."""
+
+    def __init__(self, config: PlannerConfig, requests: StepRequests) -> None:
+        self._config = config
+        self._requests = requests
+
+    def get(self, step: int) -> Plan:
+        ids, lengths, packs = self._requests(step)
+        return plan_step(self._config, StepRequest(ids, lengths, packs, step))
+
+    def close(self) -> None: ...
+
+
+def make_planner(config: PlannerConfig, requests: StepRequests, options: HdpOptions) -> Planner:
+    """A planner that works ahead in a process of its own, or in place with --hdp-plan-ahead 0."""
+    return PlanInPlace(config, requests)

@@ -1,0 +1,74 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""What one rank did in one step: the numbers behind the log line, the trace and the pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from megatron_hdp.planning.values import Plan
+
+
+@dataclass
+class StepRecord:
+    """One rank's step. Times are seconds on the host's clock (`time.time`) or durations."""
+
+    kind: str
+    """train, valid or test."""
+    step: int
+    rank: int
+    """HDP rank."""
+    pipeline_stage: int
+    strategy: str
+    begin_s: float = 0.0
+    end_s: float = 0.0
+    busy_s: float = 0.0
+    """CPU time of the process during the schedule; on a GPU the host's part only."""
+    waited_s: float = 0.0
+    """Time that the step waited for its plan and its tokens."""
+    ring_bytes: int = 0
+    """K/V and dK/dV bytes that this rank sent."""
+    forwards: list[tuple[float, float]] = field(default_factory=list)
+    """(begin, end) of every forward step, in slot order."""
+    slots: list[dict[str, object]] = field(default_factory=list)
+    """Per micro-batch: ring ranks, tokens on the ring, local tokens."""
+
+    def write(self, folder: str, global_rank: int) -> None:
+        """Appends itself as one JSON line to `folder`/rank<global rank>.jsonl."""
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, f"rank{global_rank:05d}.jsonl"), "a") as stream:
+            stream.write(json.dumps(asdict(self)) + "\n")
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """The parts of a plan that a line of log can hold."""
+
+    ring_sizes: tuple[tuple[int, int], ...]
+    """(ring size, number of rings), size 1 counting the local sequences' ranks' micro-batches."""
+    balance: float
+    """Slowest rank over the mean, by predicted time where the plan has one, else by tokens."""
+    travelled_token_share: float
+    micro_batches_min: int
+    micro_batches_max: int
+
+
+def summarise(plan: Plan) -> PlanSummary:
+    """Needs no communication: every rank holds the whole plan."""
+    sizes = Counter(int(size) for size in plan.ring_sizes)
+    local = int(plan.micro_batch_counts.sum()) - int(plan.ring_sizes.sum())
+    if local:
+        sizes[1] = local
+    weights = plan.predicted_s if len(plan.predicted_s) else plan.micro_batch_tokens
+    loads = np.add.reduceat(weights.astype(np.float64), plan.first_micro_batch[:-1])
+    return PlanSummary(
+        ring_sizes=tuple(sorted(sizes.items())),
+        balance=float(loads.max() / loads.mean()) if loads.mean() > 0 else 1.0,
+        travelled_token_share=plan.travelled_token_share,
+        micro_batches_min=int(plan.micro_batch_counts.min()),
+        micro_batches_max=int(plan.micro_batch_counts.max()),
+    )

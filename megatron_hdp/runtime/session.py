@@ -1,0 +1,64 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""What lives as long as the program: options, the domain, the last step's record.
+
+Nothing about a micro-batch is here (that travels in PackedSeqParams).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hdp.planning.values import Plan
+from megatron_hdp.runtime.domain import Domain
+from megatron_hdp.runtime.options import HdpOptions
+from megatron_hdp.runtime.records import StepRecord
+
+
+@dataclass
+class Session:
+    """One program's HDP state, from `enable()` to `disable()`."""
+
+    options: HdpOptions
+    domain: Domain | None = None
+    last_plan: Plan | None = None
+    """The newest training step's plan, for the log line."""
+    last_record: StepRecord | None = None
+    """The newest training step's record on this rank."""
+
+    def require_domain(self) -> Domain:
+        if self.domain is None:
+            raise RuntimeError(
+                "HDP has no domain yet: call megatron_hdp.enable() before Megatron's "
+                "initialize_model_parallel."
+            )
+        return self.domain
+
+
+_session: Session | None = None
+
+
+def start(options: HdpOptions) -> Session:
+    """Begins a session, or updates the running one's options."""
+    global _session
+    if _session is None:
+        _session = Session(options)
+    else:
+        _session.options = options
+    return _session
+
+
+def stop() -> None:
+    """Ends the session."""
+    global _session
+    _session = None
+
+
+def current_session() -> Session:
+    """The running session.
+
+    Raises:
+        RuntimeError: HDP is not enabled.
+    """
+    if _session is None:
+        raise RuntimeError("HDP is not enabled: call megatron_hdp.enable() first.")
+    return _session

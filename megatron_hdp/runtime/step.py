@@ -1,0 +1,179 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""The data iterator with the balance scheduler in it.
+
+A thread prepares the next step while this one trains: it takes the plan (made in another process),
+compares its digest over all ranks, and reads this rank's own tokens. `begin_step()` hands it over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megatron_hdp.data.batch import read_batch
+from megatron_hdp.data.errors import CorpusError
+from megatron_hdp.data.sources import SEQUENCES_PER_PACK, PackSource
+from megatron_hdp.planning.values import MicroBatch, Plan
+from megatron_hdp.runtime.agreement import Agreement
+from megatron_hdp.runtime.context import current_micro_batch
+from megatron_hdp.runtime.sharding import MicroBatchLayout
+
+Batch = dict[str, torch.Tensor | None]
+Request = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""(ids [S], lengths [S], pack offsets [P+1]) of one step."""
+
+
+class Planner(Protocol):
+    """Anything that gives step k's plan; all ranks must get the same."""
+
+    def get(self, step: int) -> Plan: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """One step, ready to run on this rank: CPU tensors only."""
+
+    step: int
+    plan: Plan
+    micro_batches: tuple[MicroBatch, ...]
+    layouts: tuple[MicroBatchLayout, ...]
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """What one stream (train, valid or test) needs to know."""
+
+    name: str
+    packs_per_step: int
+    first_step: int
+    rank: int
+    """This process's HDP rank."""
+    multiple_of: int
+    """Tokens of a micro-batch are padded to a multiple of this (TP under sequence parallel)."""
+    timeout_s: float
+    config_text: str
+    """Options that all ranks must share; part of the digest."""
+
+
+class StepRequests:
+    """Lengths of a step's packs, from the index. Packs are numbered through all steps."""
+
+    def __init__(self, source: PackSource, packs_per_step: int, name: str) -> None:
+        self._source = source
+        self._packs = packs_per_step
+        self._name = name
+
+    def has(self, step: int) -> bool:
+        return (step + 1) * self._packs <= len(self._source)
+
+    def __call__(self, step: int) -> Request:
+        if not self.has(step):
+            raise CorpusError(
+                f"step {step} of {self._name} needs packs up to {(step + 1) * self._packs}, but "
+                f"there are {len(self._source)}: lower --train-iters or --eval-iters."
+            )
+        first = step * self._packs
+        lengths = [self._source.lengths(first + i) for i in range(self._packs)]
+        counts = np.array([len(part) for part in lengths], np.int64)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        pack_of = np.repeat(np.arange(self._packs, dtype=np.int64), counts)
+        position = np.arange(offsets[-1], dtype=np.int64) - offsets[:-1][pack_of]
+        ids = (first + pack_of) * SEQUENCES_PER_PACK + position
+        return ids, np.concatenate(lengths), offsets
+
+
+class HdpDataIterator:
+    """What `build_train_valid_test_data_iterators` returns, inside Megatron's RerunDataIterator.
+
+    `begin_step()` (called by the schedule's wrapper) moves to the next step; `__next__` gives the
+    batch of the micro-batch whose forward step runs, so it does not matter on which pipeline stages
+    a script pulls from it, or how often.
+    """
+
+    def __init__(
+        self,
+        source: PackSource,
+        requests: StepRequests,
+        planner: Planner,
+        agreement: Agreement,
+        config: StreamConfig,
+    ) -> None:
+        self.config = config
+        self._source = source
+        self._requests = requests
+        self._planner = planner
+        self._agreement = agreement
+        self._next_step = config.first_step
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"hdp-{config.name}")
+        self._pending: Future[PreparedStep] | None = None
+        self.current: PreparedStep | None = None
+        self.waited_s = 0.0
+
+    def begin_step(self) -> PreparedStep:
+        """The next step; then the one after it is prepared behind the caller's back.
+
+        Raises:
+            PlanDisagreement, CorpusError, RuntimeError: what preparing the step raised.
+            TimeoutError: planning or reading took longer than the timeout.
+        """
+        begun = time.perf_counter()
+        pending = self._pending or self._submit(self._next_step)
+        self._pending = None
+        try:
+            self.current = pending.result(timeout=self.config.timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"HDP waited {self.config.timeout_s:.0f} s for step {self._next_step} of "
+                f"{self.config.name} to be planned and read: raise --hdp-timeout-minutes if the "
+                f"storage is that slow."
+            ) from error
+        self.waited_s = time.perf_counter() - begun
+        self._next_step += 1
+        if self._requests.has(self._next_step):
+            self._pending = self._submit(self._next_step)
+        return self.current
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        running = current_micro_batch()
+        if running is None:
+            raise RuntimeError(
+                "HDP's data iterator was read outside a forward step: let Megatron's schedule, "
+                "with megatron_hdp.enable() in force, call your forward_step."
+            )
+        return dict(running.batch)
+
+    def close(self) -> None:
+        """Ends the thread and the planning process. Idempotent."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._planner.close()
+
+    def _submit(self, step: int) -> Future[PreparedStep]:
+        return self._thread.submit(self._prepare, step)
+
+    def _prepare(self, step: int) -> PreparedStep:
+        plan = self._planner.get(step)
+        digest = plan.digest(corpus=self._source.fingerprint, config=self.config.config_text)
+        self._agreement.check(f"step {step} of {self.config.name}", digest)
+        rank, multiple_of = self.config.rank, self.config.multiple_of
+        micro_batches = tuple(plan.micro_batches(rank))
+        layouts = tuple(
+            MicroBatchLayout.build(micro_batch, rank, multiple_of=multiple_of)
+            for micro_batch in micro_batches
+        )
+        batches = tuple(
+            read_batch(self._source, layout.pieces, layout.positions) for layout in layouts
+        )
+        return PreparedStep(step, plan, micro_batches, layouts, batches)
