@@ -1,0 +1,45 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""One parent imports torch and Megatron; every multi-rank test forks its ranks from it."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def megatron_on_cpu():
+    """Megatron imported over the CPU stand-ins, in this process, once."""
+    import torch
+
+    from megatron_hdp import cpu
+
+    torch.set_num_threads(1)
+    cpu.install()
+    import megatron.training
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory, megatron_on_cpu) -> str:
+    """Prefix of a small corpus: lengths 1 to 256, most of them short, some of the context length."""
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = str(tmp_path_factory.mktemp("corpus") / "tiny")
+    rng = np.random.RandomState(0)
+    lengths = np.concatenate(
+        (rng.randint(1, 40, 300), rng.randint(40, 257, 60), [1, 1, 2, 3, 5, 255, 256, 256])
+    )
+    rng.shuffle(lengths)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
+    for length in lengths:
+        tokens = np.append(rng.randint(0, 120, length - 1), 127 - 1)
+        builder.add_item(torch.from_numpy(tokens))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    return prefix
