@@ -21,12 +21,12 @@ def megatron_on_cpu():
 
     torch.set_num_threads(1)
     cpu.install()
-    import megatron.training
+    import megatron.training  # noqa: F401
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory, megatron_on_cpu) -> str:
-    """Prefix of a small corpus: lengths 1 to 256, most of them short, some of the context length."""
+    """Prefix of a small corpus: lengths 1 to 256, most of them short, some the context length."""
     import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 

@@ -106,7 +106,11 @@ class SampleSource(PackSource):
         return len(self._dataset)
 
     def _parts(self, pack: int) -> list[tuple[int, int, int]]:
-        """(document, first token, number of tokens) of the sample's inputs, in order."""
+        """(document, first token, number of tokens) of the sample's text, in order.
+
+        The text is one token longer than the inputs when labels need an extra token, which may be
+        the only one of the last document.
+        """
         dataset = self._dataset
         if dataset.shuffle_index is None:
             raise CorpusError("--defer-npy-index-mmap is not supported with HDP: leave it out.")
@@ -121,13 +125,12 @@ class SampleSource(PackSource):
             start = begin if i == 0 else 0
             stop = end + self._extra if i == len(documents) - 1 else int(lengths[document])
             parts.append((document, start, stop - start))
-        document, start, count = parts[-1]
-        parts[-1] = (document, start, count - self._extra)
-        return [part for part in parts if part[2] > 0]
+        return parts
 
     def lengths(self, pack: int) -> NDArray[np.int64]:
         counts = np.array([count for _, _, count in self._parts(pack)], np.int64)
-        return counts if self._split else counts.sum(keepdims=True)
+        counts[-1] -= self._extra
+        return counts[counts > 0] if self._split else counts.sum(keepdims=True)
 
     def document(self, pack: int, position: int) -> int:
         return self._parts(pack)[position if self._split else 0][0]
@@ -146,10 +149,8 @@ class SampleSource(PackSource):
         """Sample positions start .. stop-1; past the end of the text it is padding."""
         text = np.full(stop - start, self._dataset._pad_token_id, np.int64)
         at = 0
-        parts = self._parts(pack)
-        for i, (document, first, count) in enumerate(parts):
-            available = count + (self._extra if i == len(parts) - 1 else 0)
-            low, high = max(start, at), min(stop, at + available)
+        for document, first, count in self._parts(pack):
+            low, high = max(start, at), min(stop, at + count)
             if low < high:
                 text[low - start : high - start] = self._dataset.dataset.get(
                     document, offset=first + low - at, length=high - low

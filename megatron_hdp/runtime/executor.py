@@ -94,6 +94,7 @@ class _StepRun:
             strategy=step.plan.strategy,
             waited_s=0.0 if replaying else iterator.waited_s,
             slots=[_slot_record(layout) for layout in step.layouts],
+            sequences=f"{step.digest.sequences:016x}",
         )
         self.micro_batches = [
             CurrentMicroBatch(
@@ -135,6 +136,7 @@ class _StepRun:
             if not self.replaying:
                 _count_real_tokens(self.step.micro_batches, self.domain.rank)
         if self.session.options.trace is not None:
+            self.record.loss_sum, self.record.loss_tokens = _loss_totals(result)
             self.record.write(self.session.options.trace, torch.distributed.get_rank())
         return result
 
@@ -182,6 +184,15 @@ def _checked(loss_func: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return run
+
+
+def _loss_totals(reports: Any) -> tuple[float, float]:
+    """(sum of token losses, tokens) over this rank's micro-batches; Megatron's two-value form."""
+    totals = [value for report in reports or () for value in report.values() if value.numel() == 2]
+    if not totals:
+        return 0.0, 0.0
+    total = torch.stack([value.view(-1).double() for value in totals]).sum(0)
+    return float(total[0]), float(total[1])
 
 
 def _slot_record(layout: Any) -> dict[str, object]:

@@ -36,6 +36,12 @@ class StepRecord:
     """(begin, end) of every forward step, in slot order."""
     slots: list[dict[str, object]] = field(default_factory=list)
     """Per micro-batch: ring ranks, tokens on the ring, local tokens."""
+    sequences: str = ""
+    """Hash of the step's sequence ids and lengths, the same on every rank and for every plan."""
+    loss_sum: float = 0.0
+    """Sum of this rank's token losses; only on the last pipeline stage, only with a trace."""
+    loss_tokens: float = 0.0
+    """Tokens that the sum is over."""
 
     def write(self, folder: str, global_rank: int) -> None:
         """Appends itself as one JSON line to `folder`/rank<global rank>.jsonl."""

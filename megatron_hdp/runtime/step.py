@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from megatron_hdp.data.batch import read_batch
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.sources import SEQUENCES_PER_PACK, PackSource
-from megatron_hdp.planning.values import MicroBatch, Plan
+from megatron_hdp.planning.values import MicroBatch, Plan, PlanDigest
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.sharding import MicroBatchLayout
@@ -47,6 +47,7 @@ class PreparedStep:
     micro_batches: tuple[MicroBatch, ...]
     layouts: tuple[MicroBatchLayout, ...]
     batches: tuple[Batch, ...]
+    digest: PlanDigest
 
 
 @dataclass(frozen=True)
@@ -176,4 +177,4 @@ class HdpDataIterator:
         batches = tuple(
             read_batch(self._source, layout.pieces, layout.positions) for layout in layouts
         )
-        return PreparedStep(step, plan, micro_batches, layouts, batches)
+        return PreparedStep(step, plan, micro_batches, layouts, batches, digest)

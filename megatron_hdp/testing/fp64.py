@@ -31,7 +31,7 @@ def _keep_double_in_float() -> None:
     def to_float(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self if self.dtype == torch.float64 else original(self, *args, **kwargs)
 
-    torch.Tensor.float = to_float  # type: ignore[method-assign]
+    torch.Tensor.float = to_float  # type: ignore[assignment,method-assign]
 
 
 def _report_double_as_float() -> None:
