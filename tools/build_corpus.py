@@ -44,17 +44,17 @@ class Counts(NamedTuple):
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; Megatron's own tokenizer arguments pass through."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", required=True, help="a folder, or a .jsonl file")
+    parser.add_argument("--input", required=True, nargs="+", help="folders, or .jsonl files")
     parser.add_argument("--output-prefix", required=True, help="writes PREFIX.bin and PREFIX.idx")
     parser.add_argument("--pattern", default="*", help="file names to take from a folder")
     parser.add_argument("--json-key", default="text", help="field that holds a jsonl line's text")
     parser.add_argument("--bpe-vocab-size", type=int, default=4096,
-                        help="vocabulary of the BPE trained here, end of document included")  # fmt: skip
+                        help="vocabulary of the BPE, end of document included")  # fmt: skip
     parser.add_argument("--max-length", type=int, help="tokens per document, end included")
     parser.add_argument("--too-long", choices=("cut", "drop"), default="cut",
                         help="what happens to documents over --max-length")  # fmt: skip
-    parser.add_argument("--max-documents", type=int, help="take so many documents at most")
-    parser.add_argument("--max-characters", type=int, help="take so many characters at most")
+    parser.add_argument("--sample", type=int, help="take so many documents, spread by --seed")
+    parser.add_argument("--seed", type=int, default=0, help="of --sample")
     parser.add_argument("--picture", help="writes the length histogram as a PNG")
     parser.add_argument("--tokenizer-type", help="a Megatron tokenizer instead of a BPE")
     args, args.tokenizer_arguments = parser.parse_known_args(argv)
@@ -68,14 +68,16 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def documents(args: argparse.Namespace) -> Iterator[str]:
-    """The texts, in an order that depends on file names alone."""
-    path = Path(args.input)
-    if path.is_dir():
-        yield from _folder(path, args.pattern)
-    elif path.suffix == ".jsonl" and path.is_file():
-        yield from _jsonl(path, args.json_key)
-    else:
-        raise SystemExit(f"--input {path}: give a folder or an existing .jsonl file.")
+    """The texts that are not blank, in an order that depends on file names alone."""
+    for given in args.input:
+        path = Path(given)
+        if path.is_dir():
+            texts = _folder(path, args.pattern)
+        elif path.suffix == ".jsonl" and path.is_file():
+            texts = _jsonl(path, args.json_key)
+        else:
+            raise SystemExit(f"--input {path}: give a folder or an existing .jsonl file.")
+        yield from (text for text in texts if text.strip())
 
 
 def _folder(path: Path, pattern: str) -> Iterator[str]:
@@ -100,19 +102,12 @@ def _jsonl(path: Path, key: str) -> Iterator[str]:
             yield str(text)
 
 
-def limited(texts: Iterator[str], args: argparse.Namespace) -> Iterator[str]:
-    """Stops at --max-documents or --max-characters."""
-    count = characters = 0
-    for text in texts:
-        if not text.strip():
-            continue
-        count += 1
-        characters += len(text)
-        if args.max_documents is not None and count > args.max_documents:
-            return
-        if args.max_characters is not None and characters > args.max_characters:
-            return
-        yield text
+def sampled(texts: list[str], count: int | None, seed: int) -> list[str]:
+    """`count` of the texts in their order, chosen by `seed`; all when None."""
+    if count is None or count >= len(texts):
+        return texts
+    chosen = np.random.RandomState(seed).permutation(len(texts))[:count]
+    return [texts[i] for i in np.sort(chosen)]
 
 
 def train_bpe(texts: list[str], vocab_size: int, prefix: Path) -> Encoder:
@@ -230,9 +225,9 @@ def _draw(lengths: np.ndarray, path: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Builds the corpus; returns the exit code."""
     args = parse_arguments(argv)
-    texts = list(limited(documents(args), args))
+    texts = sampled(list(documents(args)), args.sample, args.seed)
     if not texts:
-        raise SystemExit(f"--input {args.input}: no text found (pattern {args.pattern!r}).")
+        raise SystemExit(f"--input {' '.join(args.input)}: no text found (pattern {args.pattern!r}).")
     prefix = Path(args.output_prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     import torch

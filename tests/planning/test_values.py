@@ -1,0 +1,126 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Values, validation and digest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from megatron_hdp.planning import PlanError, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.values import cut_points, shard_tokens
+
+
+@pytest.fixture
+def plan():
+    lengths = np.array([250, 120, 130, 60, 70, 5, 8, 64, 30, 1])
+    config = PlannerConfig(num_ranks=4, capacity=64, strategy="naive")
+    return plan_step(config, StepRequest(np.arange(10), lengths))
+
+
+def test_shards_of_a_sequence_are_the_sequence():
+    for length in (1, 2, 3, 7, 64, 101):
+        for size in range(2, 9):
+            cuts = cut_points(length, size)
+            assert cuts[0] == 0
+            assert cuts[-1] == length
+            shards = shard_tokens(np.full(size, length), np.full(size, size), np.arange(size))
+            assert shards.sum() == length
+            exact = [cuts[i + 1] - cuts[i] + cuts[2 * size - i] - cuts[2 * size - 1 - i]
+                     for i in range(size)]  # fmt: skip
+            assert shards.tolist() == exact
+
+
+def test_micro_batches_hold_every_token_once(plan):
+    seen: dict[int, int] = {}
+    for rank in range(plan.num_ranks):
+        for micro_batch in plan.micro_batches(rank):
+            for sequence in micro_batch.local_sequences:
+                seen[sequence.id] = seen.get(sequence.id, 0) + sequence.length
+            for sequence in micro_batch.ring_sequences:
+                ring = micro_batch.ring
+                tokens = shard_tokens(sequence.length, ring.size, ring.ranks.index(rank))
+                seen[sequence.id] = seen.get(sequence.id, 0) + int(tokens)
+    assert seen == dict(zip(plan.ids.tolist(), plan.lengths.tolist(), strict=True))
+
+
+def _changed(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+MUTATIONS = {
+    "lost token": lambda p: {"lengths": _changed(p.lengths, 0, p.lengths[0] - 1)},
+    "lost sequence": lambda p: {
+        name: getattr(p, name)[:-1] for name in ("ids", "lengths", "ring_of", "rank_of", "slot_of")
+    },
+    "sequence twice": lambda p: {"ids": _changed(p.ids, 1, p.ids[0])},
+    "doubled rank": lambda p: {"ring_ranks": _changed(p.ring_ranks, 1, p.ring_ranks[0])},
+    "rank outside": lambda p: {"ring_ranks": _changed(p.ring_ranks, 0, 4)},
+    "swapped slot": lambda p: {"ring_slots": _changed(p.ring_slots, 0, p.ring_slots[1])},
+    "missing slot": lambda p: {
+        "micro_batch_counts": _changed(p.micro_batch_counts, 0, p.micro_batch_counts[0] - 1)
+    },
+    "no micro-batch": lambda p: {"micro_batch_counts": _changed(p.micro_batch_counts, 2, 0)},
+    "over capacity": lambda p: {"capacity": 40},
+    "both ring and rank": lambda p: {"rank_of": _changed(p.rank_of, 0, 1)},
+    "ring of one": lambda p: {
+        "ring_offsets": _changed(p.ring_offsets, 1, 1),
+    },
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_validate_catches_mutations(plan, name):
+    plan.validate(ids=plan.ids, lengths=plan.lengths)
+    broken = replace(plan, **MUTATIONS[name](plan))
+    with pytest.raises(PlanError):
+        broken.validate(ids=plan.ids, lengths=plan.lengths)
+
+
+def test_digest_names_the_field(plan):
+    base = plan.digest(corpus="a", config="x")
+    assert plan.digest(corpus="a", config="x") == base
+    swapped = replace(plan, ids=plan.ids[::-1].copy())
+    moved = replace(plan, rank_of=plan.rank_of[::-1].copy())
+    for other, field in (
+        (plan.digest(corpus="b", config="x"), "corpus"),
+        (plan.digest(corpus="a", config="y"), "config"),
+        (swapped.digest(corpus="a", config="x"), "sequences"),
+        (moved.digest(corpus="a", config="x"), "layout"),
+    ):
+        differing = [f for f in base._fields if getattr(base, f) != getattr(other, f)]
+        assert differing == [field]
+
+
+def test_predicted_times_are_not_in_the_digest(plan):
+    assert replace(plan, predicted_step_s=1.0).digest() == plan.digest()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "degrees"),
+    [([8192], [1]), ([16384], [2]), ([8193], [2]), ([312 * 1024], [39]), ([768 * 1024], [96])],
+)
+def test_naive_uses_the_papers_degrees(lengths, degrees):
+    config = PlannerConfig(num_ranks=128, capacity=8192, strategy="naive")
+    plan = plan_step(config, StepRequest(np.arange(1), np.array(lengths)))
+    sizes = plan.ring_sizes.tolist() or [1]
+    assert sizes == degrees
+
+
+def test_a_sequence_over_the_domain_is_refused_with_what_would_fit():
+    config = PlannerConfig(num_ranks=3, capacity=10, strategy="naive")
+    with pytest.raises(PlanError, match="31 tokens does not fit 3 ranks of capacity 10.*least 11"):
+        plan_step(config, StepRequest(np.arange(1), np.array([31])))
+
+
+def test_static_is_the_mesh():
+    config = PlannerConfig(num_ranks=4, capacity=10, strategy="static", context_parallel_size=2)
+    lengths = np.array([20, 5, 15, 7, 8])
+    request = StepRequest(np.arange(5), lengths, packs=np.array([0, 1, 3, 4, 5]))
+    plan = plan_step(config, request)
+    assert plan.ring_ranks.reshape(-1, 2).tolist() == [[0, 1], [2, 3], [0, 1], [2, 3]]
+    assert plan.ring_slots.tolist() == [0, 0, 1, 1]
+    assert plan.travelled_token_share == 1.0

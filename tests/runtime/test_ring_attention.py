@@ -1,0 +1,151 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Ring attention against plain attention of whole sequences, in fp64 to 1e-12."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from megatron_hdp.cpu.launch import run_ranks
+from megatron_hdp.planning.values import MicroBatch, Ring, Sequence
+from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
+from megatron_hdp.runtime.attention.reference import Reference
+from megatron_hdp.testing.attention import rank_tensors, virtual_ring, worst_ring_error
+
+
+def _slot(ring_ranks, ring_lengths, local_lengths, num_ranks):
+    """One slot: a ring over `ring_ranks`, and rank r's local sequences in local_lengths[r]."""
+    ids = iter(range(10_000))
+    shared = tuple(Sequence(next(ids), length) for length in ring_lengths)
+    ring = Ring(tuple(ring_ranks)) if ring_ranks else None
+    return [
+        MicroBatch(
+            0,
+            ring if ring and rank in ring.ranks else None,
+            shared if ring and rank in ring.ranks else (),
+            tuple(Sequence(next(ids), length) for length in local_lengths.get(rank, ())),
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def _tensors(micro_batches, heads, groups, dim, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    sequences = {s for mb in micro_batches for s in (*mb.ring_sequences, *mb.local_sequences)}
+
+    def make(length, count):
+        return torch.randn(length, count, dim, generator=generator, dtype=torch.float64).to(dtype)
+
+    whole, gradients = {}, {}
+    for sequence in sorted(sequences):
+        whole[sequence.id] = tuple(make(sequence.length, n) for n in (heads, groups, groups))
+        gradients[sequence.id] = make(sequence.length, heads)
+    return whole, gradients
+
+
+CASES = {
+    "ring of 2 and locals": ((0, 1), [37], {0: [5, 1], 1: [9], 2: [13]}, 3),
+    "non-monotone ring": ((3, 0, 2), [41, 7], {1: [8], 0: [3]}, 4),
+    "shared ring, one token": ((0, 1, 2, 3), [1, 64, 3], {3: [2]}, 4),
+    "fewer tokens than 2P": ((0, 1, 2, 3, 4), [3, 9, 2], {0: [4], 2: [1]}, 5),
+    "ring of 8": (tuple(range(8)), [133], {r: [r + 1] for r in range(8)}, 8),
+    "ring of 16": (tuple(range(16)), [97, 300], {}, 16),
+    "local only": ((), [], {0: [17, 1, 30]}, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 8), (8, 2, 16), (8, 1, 13)])
+def test_virtual_ring_in_fp64(case, heads, groups, dim):
+    micro_batches = _slot(*CASES[case])
+    whole, gradients = _tensors(micro_batches, heads, groups, dim)
+    for kernel in (CpuFlash(), Reference()):
+        results = virtual_ring(micro_batches, whole, gradients, kernel)
+        assert worst_ring_error(results, whole, gradients) < 1e-12
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_virtual_ring_in_bf16_is_as_good_as_one_call(dim):
+    """The ring's error is measured beside a single kernel call's own."""
+    sizes = {"ring": ((0, 1, 2, 3), [512], {}, 4), "one call": ((), [], {0: [512]}, 1)}
+    errors = {}
+    for name, size in sizes.items():
+        micro_batches = _slot(*size)
+        whole, gradients = _tensors(micro_batches, 4, 2, dim, torch.bfloat16)
+        results = virtual_ring(micro_batches, whole, gradients, CpuFlash())
+        errors[name] = worst_ring_error(results, whole, gradients)
+    assert errors["ring"] < 2 * errors["one call"]
+
+
+def test_a_wrong_token_is_seen():
+    micro_batches = _slot((0, 1), [37], {}, 2)
+    whole, gradients = _tensors(micro_batches, 4, 2, 8)
+    results = virtual_ring(micro_batches, whole, gradients, CpuFlash())
+    whole[0][1][20] += 1e-6
+    assert worst_ring_error(results, whole, gradients) > 1e-9
+
+
+@pytest.mark.parametrize("case", ["non-monotone ring", "fewer tokens than 2P"])
+def test_real_processes_over_gloo(case):
+    micro_batches = _slot(*CASES[case])
+    whole, gradients = _tensors(micro_batches, 8, 2, 16)
+
+    def run():
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        from megatron_hdp.runtime.attention import ring_attention
+        from megatron_hdp.runtime.communicator import DomainCommunicators
+        from megatron_hdp.runtime.micro_batch import MicroBatchState
+        from megatron_hdp.runtime.sharding import MicroBatchLayout
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        world = [tuple(range(dist.get_world_size()))]
+        communicators = DomainCommunicators.create(world, timeout=timedelta(seconds=30))
+        layout = MicroBatchLayout.build(micro_batches[rank], rank)
+        tensors = [x.requires_grad_() for x in rank_tensors(layout, whole)]
+        state = MicroBatchState.build(
+            layout, step=0, slot=0, communicators=communicators, device=torch.device("cpu")
+        )
+        out = ring_attention(
+            *tensors, state, kernel=CpuFlash(), softmax_scale=0.25, layer_number=1
+        )
+        rows = [gradients[s][start:stop] for s, start, stop in layout.pieces]
+        grads = torch.autograd.grad(out, tensors, torch.cat(rows))
+        return layout, [x.detach() for x in (out, *grads)]
+
+    results = run_ranks(run, len(micro_batches), timeout_s=60)
+    assert worst_ring_error(results, whole, gradients) < 1e-12
+
+
+def test_a_missing_peer_ends_in_one_sentence():
+    def run():
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        from megatron_hdp.runtime.communicator import DomainCommunicators, TransferLabel
+
+        dist.init_process_group("gloo")
+        communicators = DomainCommunicators.create([(0, 1)], timeout=timedelta(seconds=2))
+        if dist.get_rank() == 1:
+            import time
+
+            time.sleep(6)
+            return ""
+        label = TransferLabel(7, 3, 2, "forward", 1, (0, 1))
+        transfer = communicators.exchange(
+            "kv", torch.ones(4), torch.empty(4), to=1, source=1, label=label
+        )
+        try:
+            transfer.wait()
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    message = run_ranks(run, 2, timeout_s=60)[0]
+    for word in ("step 7", "slot 3", "layer 2", "forward", "ring (0, 1)", "HDP rank 1"):
+        assert word in message
