@@ -227,7 +227,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     texts = sampled(list(documents(args)), args.sample, args.seed)
     if not texts:
-        raise SystemExit(f"--input {' '.join(args.input)}: no text found (pattern {args.pattern!r}).")
+        raise SystemExit(
+            f"--input {' '.join(args.input)}: no text found (pattern {args.pattern!r})."
+        )
     prefix = Path(args.output_prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     import torch

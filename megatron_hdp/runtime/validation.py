@@ -56,7 +56,6 @@ RULES = (
          "--num-virtual-stages-per-pipeline-rank", _NOT_YET),
     Rule("num_distributed_optimizer_instances", _more_than_one,
          "--num-distributed-optimizer-instances", _NOT_YET),
-    Rule("gtp_weight_remat_size", _more_than_one, "--gtp-weight-remat-size", _NOT_YET),
     Rule("cpu_offloading_num_layers", _positive, "--cpu-offloading-num-layers", _NOT_YET),
     Rule("fine_grained_activation_offloading", _set,
          "--fine-grained-activation-offloading", _NOT_YET),
@@ -122,6 +121,9 @@ def refusals(args: argparse.Namespace) -> list[str]:
             f"--micro-batch-size {micro_batch_size}: HDP forms its micro-batches by tokens: "
             f"pass --micro-batch-size 1."
         )
+    shards = getattr(args, "tensor_parallel_num_weight_shards", None)
+    if shards not in (None, getattr(args, "tensor_model_parallel_size", shards)):
+        found.append(f"--tensor-parallel-num-weight-shards {shards}: {_NOT_YET}.")
     if getattr(args, "fp8", None) and getattr(args, "fp8_recipe", "delayed") == "delayed":
         found.append(
             "--fp8-recipe delayed exchanges maxima in every forward, which unequal micro-batch "

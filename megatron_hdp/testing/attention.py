@@ -109,18 +109,18 @@ def virtual_ring(
             tuple(range(len(micro_batches))), {}, timedelta(minutes=1),
             mailboxes=mailboxes, rank=rank,
         )  # fmt: skip
-        tensors = [x.detach().requires_grad_() for x in rank_tensors(layout, whole)]
+        q, k, v = (x.detach().requires_grad_() for x in rank_tensors(layout, whole))
         state = MicroBatchState.build(
-            layout, step=0, slot=0, communicators=communicators, device=tensors[0].device
+            layout, step=0, slot=0, communicators=communicators, device=q.device
         )
         out = ring_attention(
-            *tensors, state, kernel=kernel, softmax_scale=tensors[0].shape[-1] ** -0.5,
+            q, k, v, state, kernel=kernel, softmax_scale=q.shape[-1] ** -0.5,
             layer_number=1,
         )  # fmt: skip
         rows = [grad_out[sequence][start:stop] for sequence, start, stop in layout.pieces]
         gradient = torch.cat([*rows, out.new_zeros(layout.padding, *out.shape[1:])])
         # autograd.grad runs on this thread for CPU tensors, so ranks do not wait for one engine.
-        results[rank] = (layout, [out.detach(), *torch.autograd.grad(out, tensors, gradient)])
+        results[rank] = (layout, [out.detach(), *torch.autograd.grad(out, (q, k, v), gradient)])
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(micro_batches))]
     for thread in threads:

@@ -64,7 +64,7 @@ def test_document_packs_are_cached_and_read_back(build, corpus, tmp_path):  # no
             assert np.array_equal(piece.tokens, document)
             assert np.array_equal(piece.labels[:-1], document[1:])
             assert piece.loss_mask.tolist() == [1.0] * (int(length) - 1) + [0.0]
-    with pytest.raises(TypeError, match="megatron_hdp.enable"):
+    with pytest.raises(TypeError, match=r"megatron_hdp\.enable"):
         second[0]
 
 

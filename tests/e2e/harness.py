@@ -78,7 +78,11 @@ def record(run, fp64: bool, keep_grads: int) -> Recorded:
     _initialise_by_name()
     recorded = Recorded()
     _record_steps(recorded, keep_grads)
-    run()
+    try:
+        run()
+    except SystemExit as end:  # --exit-interval
+        if end.code not in (None, 0):
+            raise
     return recorded
 
 

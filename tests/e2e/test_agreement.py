@@ -43,7 +43,9 @@ def test_another_flag_on_one_rank(corpus):
 
 def test_another_seed_on_one_rank(corpus):
     def run():
-        pretrain(["--data-path", corpus, *BASE, "--seed", "4" if os.environ["RANK"] == "0" else "5"])
+        pretrain(
+            ["--data-path", corpus, *BASE, "--seed", "4" if os.environ["RANK"] == "0" else "5"]
+        )
 
     with pytest.raises(RankFailedError, match=r"sequences"):
         run_ranks(run, 2)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -71,8 +72,6 @@ def test_every_refused_attribute_is_one_of_megatrons(megatron_on_cpu):
     from megatron.training.arguments import add_megatron_arguments
 
     from megatron_hdp.runtime.validation import RULES
-
-    import argparse
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     known = {action.dest for action in parser._actions}

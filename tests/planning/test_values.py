@@ -112,7 +112,7 @@ def test_naive_uses_the_papers_degrees(lengths, degrees):
 
 def test_a_sequence_over_the_domain_is_refused_with_what_would_fit():
     config = PlannerConfig(num_ranks=3, capacity=10, strategy="naive")
-    with pytest.raises(PlanError, match="31 tokens does not fit 3 ranks of capacity 10.*least 11"):
+    with pytest.raises(PlanError, match=r"31 tokens does not fit 3 ranks of capacity 10.*least 11"):
         plan_step(config, StepRequest(np.arange(1), np.array([31])))
 
 

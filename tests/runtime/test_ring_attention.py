@@ -110,9 +110,7 @@ def test_real_processes_over_gloo(case):
         state = MicroBatchState.build(
             layout, step=0, slot=0, communicators=communicators, device=torch.device("cpu")
         )
-        out = ring_attention(
-            *tensors, state, kernel=CpuFlash(), softmax_scale=0.25, layer_number=1
-        )
+        out = ring_attention(*tensors, state, kernel=CpuFlash(), softmax_scale=0.25, layer_number=1)
         rows = [gradients[s][start:stop] for s, start, stop in layout.pieces]
         grads = torch.autograd.grad(out, tensors, torch.cat(rows))
         return layout, [x.detach() for x in (out, *grads)]
