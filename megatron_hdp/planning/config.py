@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
+from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.planning.values import IntArray, PlanError
 
 
@@ -22,7 +24,11 @@ class PlannerConfig:
     pipeline_depth: int = 1
     equal_slots: bool = False
     """All ranks get equally many micro-batches (expert parallelism)."""
-    seed: int = 0
+    cost_model: str = "h100-estimate"
+    """A preset's name or a profile file's path."""
+    tensor_parallel: int = 1
+    slower_across: float = 1.0
+    """Links across nodes are slower than the cost model says by this factor."""
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "capacity", "context_parallel_size", "pipeline_depth"):
@@ -33,6 +39,17 @@ class PlannerConfig:
                 f"context_parallel_size {self.context_parallel_size} does not divide the domain of "
                 f"{self.num_ranks} ranks"
             )
+
+
+    def cost(self) -> CostModel:
+        """The cost model, read once per process."""
+        return _load(self.cost_model, self.tensor_parallel, self.slower_across)
+
+
+@functools.cache
+def _load(name: str, tensor_parallel: int, slower_across: float) -> CostModel:
+    loaded = replace(CostModel.load(name), tensor_parallel=tensor_parallel)
+    return loaded.with_links(slower_across)
 
 
 @dataclass(frozen=True)

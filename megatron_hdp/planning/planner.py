@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
+from megatron_hdp.planning.laminar import plan_laminar
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.static import plan_static
 from megatron_hdp.planning.values import Plan, PlanError
@@ -13,6 +14,7 @@ from megatron_hdp.planning.values import Plan, PlanError
 Strategy = Callable[[PlannerConfig, StepRequest], Plan]
 
 STRATEGIES: dict[str, Strategy] = {
+    "auto": plan_laminar,
     "static": plan_static,
     "naive": plan_naive,
 }

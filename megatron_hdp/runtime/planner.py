@@ -19,7 +19,8 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         strategy=options.strategy,
         context_parallel_size=args.context_parallel_size,
         pipeline_depth=args.pipeline_model_parallel_size,
-        seed=args.seed,
+        cost_model=options.profile or "h100-estimate",
+        tensor_parallel=args.tensor_model_parallel_size,
     )
 
 

@@ -1,0 +1,92 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Lower bounds on the time of a step, whatever the plan."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.planning.naive import minimal_degree
+
+IntLengths = NDArray[np.int64]
+
+
+def lower_bound(
+    lengths: IntLengths, num_ranks: int, capacity: int, cost: CostModel, pipeline_depth: int = 1
+) -> float:
+    """Seconds that no plan of these sequences can beat: the largest of three bounds.
+
+    *Area.* In a step of length t, a sequence s runs on some ring P >= ceil(s/C) with T(s, P) <= t
+    and uses the area P T(s, P) of rank-seconds. P T(s, P) never falls with P: where hops are hidden
+    it is the sequence's work, where they are not each hop adds its whole transfer. So the least
+    area is at the smallest allowed P, A(s, t); and A falls with t, for a larger t only allows more.
+    All areas, and the fixed cost of at least ceil(tokens / C) micro-batches, must fit in N t:
+    the least such t is a bound. It is found by bisection from below, so rounding keeps it valid.
+    With p stages each rank is p devices that share the work, so the same area is spread over p N.
+
+    *Longest.* The longest sequence takes at least its best time over all P.
+
+    *Path.* With p stages that sequence passes them one after another, forward and backward: its
+    whole time, not divided by p. Without stages this is the bound before.
+    """
+    lengths = np.sort(np.asarray(lengths, np.int64))[::-1]
+    micro_batches = -(-int(lengths.sum()) // capacity)
+    fixed = cost.fixed_s * max(micro_batches, num_ranks if pipeline_depth == 1 else 1)
+    longest = best_time(int(lengths[0]), num_ranks, capacity, cost) + cost.fixed_s
+    degrees = -(-lengths // capacity)
+    least = degrees * cost.sequence_s(lengths, degrees)
+    times = cost.sequence_s(lengths, degrees)
+    floor = (float(least.sum()) + fixed) / (num_ranks * pipeline_depth)
+    area = _area_bound(lengths, times, least, fixed, num_ranks, capacity, cost, pipeline_depth)
+    return max(floor, longest, area)
+
+
+def best_time(length: int, num_ranks: int, capacity: int, cost: CostModel) -> float:
+    """min over P of T(s, P), P from ceil(s/C) to N."""
+    sizes = np.arange(min(minimal_degree(length, capacity), num_ranks), num_ranks + 1)
+    return float(cost.sequence_s(np.full(len(sizes), length), sizes).min())
+
+
+def _area_bound(
+    lengths: IntLengths,
+    times: NDArray[np.float64],
+    least: NDArray[np.float64],
+    fixed: float,
+    num_ranks: int,
+    capacity: int,
+    cost: CostModel,
+    depth: int,
+) -> float:
+    """The least t whose areas fit. Only sequences slower than t at their smallest ring matter."""
+    low = (float(least.sum()) + fixed) / (num_ranks * depth)
+    high = max(2 * low, float(times.max()) + cost.fixed_s)
+    tables: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+
+    def fits(t: float) -> bool:
+        slow = times > t * (1 + 1e-12)
+        total = fixed + float(least[~slow].sum())
+        for length in lengths[slow].tolist():
+            if length not in tables:
+                first = minimal_degree(length, capacity)
+                sizes = np.arange(first, num_ranks + 1)
+                found = cost.sequence_s(np.full(len(sizes), length), sizes)
+                tables[length] = found, sizes * found
+            found, areas = tables[length]
+            allowed = np.flatnonzero(found <= t)
+            if not len(allowed):
+                return False
+            total += float(areas[allowed[0]])
+        return total <= num_ranks * depth * t
+
+    if fits(low):
+        return low
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
+        if high - low < 1e-4 * high:
+            break
+    return low

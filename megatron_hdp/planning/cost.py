@@ -1,0 +1,136 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Predicted time of a micro-batch on a rank.
+
+Per layer, forward and backward together: attention a*s^2, everything token-wise b*s. A ring of P
+splits both by P; each of its P-1 hops takes the longer of its share of attention and its transfer.
+A micro-batch costs a fixed time besides.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_hdp.planning.values import PlanError
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Coefficients, in seconds, bytes and tokens; per layer unless said otherwise."""
+
+    name: str
+    source: str
+    date: str
+    layers: int
+    """Transformer layers of the model."""
+    attention_s: float
+    """a: seconds per token^2, causal, forward and backward."""
+    linear_s: float
+    """b: seconds per token, forward and backward. With experts: of the top-k that a token visits."""
+    fixed_s: float
+    """Seconds per micro-batch, whole model: launches, loss, loading."""
+    forward_share: float
+    """Forward's part of a micro-batch's time."""
+    ring_bytes: float
+    """Bytes per token and hop: K, V forward; K, V, dK, dV backward."""
+    latency_s: float
+    """Seconds per hop."""
+    inside_bytes_s: float
+    across_bytes_s: float
+    ranks_per_node: int
+    activation_bytes: float
+    """Saved for backward, per token."""
+    host_copy_bytes_s: float
+    """Bytes per second to and from the host, all ranks of a node copying."""
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not value > 0 and field.name != "latency_s":
+                raise PlanError(f"cost model {self.name}: {field.name} is {value}: give a positive")
+
+    @classmethod
+    def load(cls, name_or_path: str) -> CostModel:
+        """A preset by name, or a profile file by path.
+
+        Raises:
+            PlanError: there is no such preset or file, or it lacks a field.
+        """
+        path = Path(name_or_path)
+        if not path.is_file():
+            preset = resources.files("megatron_hdp.planning") / "presets" / f"{name_or_path}.json"
+            if not preset.is_file():
+                raise PlanError(
+                    f"cost model {name_or_path} is neither a file nor one of the presets "
+                    f"{', '.join(cls.presets())}"
+                )
+            text = preset.read_text()
+        else:
+            text = path.read_text()
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"cost model {name_or_path} cannot be read: {error}") from error
+
+    @staticmethod
+    def presets() -> list[str]:
+        """Names of the presets that ship."""
+        folder = resources.files("megatron_hdp.planning") / "presets"
+        return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir())
+
+    def with_links(self, slower_across: float) -> CostModel:
+        """The same with links across nodes slower by a factor."""
+        return replace(self, across_bytes_s=self.across_bytes_s / slower_across)
+
+    @property
+    def _scale(self) -> float:
+        return self.layers / self.tensor_parallel
+
+    def local_s(self, lengths: NDArray[np.integer] | FloatArray) -> FloatArray:
+        """Seconds of whole sequences on one rank, without the micro-batch's fixed part."""
+        s = np.asarray(lengths, np.float64)
+        result: FloatArray = self._scale * s * (self.attention_s * s + self.linear_s)
+        return result
+
+    def hop_s(self, ranks_in_ring: NDArray[np.integer] | int) -> FloatArray:
+        """Seconds per token of a hop's transfer; a ring wider than a node crosses nodes."""
+        inside = np.asarray(ranks_in_ring) <= self.ranks_per_node
+        bandwidth = np.where(inside, self.inside_bytes_s, self.across_bytes_s)
+        result: FloatArray = self._scale * self.ring_bytes / bandwidth
+        return result
+
+    def ring_s(
+        self,
+        squares: FloatArray,
+        tokens: FloatArray,
+        size: NDArray[np.integer],
+        hop_s: FloatArray | None = None,
+    ) -> FloatArray:
+        """Seconds on every member of a ring, without the fixed part; element-wise.
+
+        Args:
+            squares: sum of squared lengths of the ring's sequences; tokens: sum of lengths.
+            size: members, 1 for local.
+            hop_s: seconds per token of a transfer, where the ring's place is known.
+        """
+        p = np.asarray(size, np.float64)
+        per_token = self.hop_s(size) if hop_s is None else hop_s
+        step = self._scale * self.attention_s * squares / (p * p)
+        transfer = per_token * tokens / p + self.layers * self.latency_s
+        linear = self._scale * self.linear_s * tokens / p
+        result: FloatArray = linear + step + (p - 1) * np.maximum(step, transfer)
+        return result
+
+    def sequence_s(self, lengths: NDArray[np.integer], size: NDArray[np.integer]) -> FloatArray:
+        """Seconds of single sequences on rings of `size` ranks (1: local)."""
+        s = np.asarray(lengths, np.float64)
+        ring = self.ring_s(s * s, s, np.asarray(size))
+        return np.where(np.asarray(size) > 1, ring, self.local_s(s))
