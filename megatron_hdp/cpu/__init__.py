@@ -2,7 +2,7 @@
 """Megatron on a CPU over gloo: try a launch line on a laptop, run the tests without a GPU.
 
 Only on request (`install()`, or `--hdp-cpu` on the command line), before Megatron is imported, and
-never where a GPU is.
+never where a GPU is. `docs/cpu.md` says what it does and what it cannot do.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ def install() -> None:
     import torch
 
     if torch.cuda.is_available():
-        raise RuntimeError("--hdp-cpu is for machines without a GPU: leave it out here.")
-    if any(name.split(".")[0] == "megatron" for name in sys.modules):
         raise RuntimeError(
-            "megatron_hdp.cpu.install() must come before the first import of megatron: move it, or "
-            "put --hdp-cpu on the command line and call megatron_hdp.enable() first."
+            f"--hdp-cpu is for machines without a GPU, and this one has "
+            f"{torch.cuda.get_device_name(0)}: leave it out, or hide the GPU with "
+            f"CUDA_VISIBLE_DEVICES=''."
         )
-    from megatron_hdp.cpu import stand_ins, upstream_faults
+    early = sorted(name for name in sys.modules if name.startswith("megatron."))
+    if early:
+        raise RuntimeError(
+            f"--hdp-cpu comes too late, {early[0]} is imported already: call "
+            f"megatron_hdp.enable() or megatron_hdp.cpu.install() before the first Megatron import."
+        )
+    from megatron_hdp.cpu import faults, stand_ins
 
-    upstream_faults.stand_in_for_triton()
     stand_ins.install()
-    upstream_faults.handle_all()
+    faults.handle_needed(cpu_mode=True)
     _installed = True
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""Starts ranks on this machine: imports once, then forks them.
+"""Starts ranks on this machine: imports torch and Megatron once, then forks.
 
-`python -m megatron_hdp.cpu.launch --nproc 4 script.py ARGUMENTS` sets what torchrun sets. For
+`python -m megatron_hdp.cpu.launch --nproc 4 script.py ARGUMENTS` is torchrun for CPU mode. For
 tests, `run_ranks(function, 4)` forks ranks from the calling process and returns their results.
 """
 
@@ -11,159 +11,111 @@ import argparse
 import os
 import pickle
 import runpy
-import selectors
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from megatron_hdp.cpu.ranks import Exit, Ranks
+
+_LAST_WORDS_S = 10.0
 
 
 class RankFailedError(RuntimeError):
     """A rank ended with an exception, a signal or an exit code, or ran out of time."""
 
 
-@dataclass
-class _Rank:
-    """A forked rank, seen from the parent."""
-
-    rank: int
-    pid: int
-    pipe: int
-    received: bytearray = field(default_factory=bytearray)
-
-
 def run_ranks(
     function: Callable[..., Any], nproc: int, *args: Any, timeout_s: float = 120.0
 ) -> list[Any]:
-    """Calls `function(*args)` on `nproc` forked ranks and returns what each returned.
+    """Calls `function(*args)` on `nproc` forked ranks and returns what each returned, by rank.
 
-    The environment is torchrun's (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...). The caller must
-    not have made a process group, and should have imported torch and Megatron, which the ranks
-    then share. No rank outlives the call.
+    The environment is torchrun's (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...). The calling
+    process should have imported torch and Megatron, which the ranks then share, and must have
+    neither process groups nor threads. No rank outlives the call.
 
     Args:
-        function: its result must be picklable.
+        function: may be a closure; its result must be picklable.
 
     Raises:
-        RankFailedError: the first failure, with that rank's traceback; the others are killed.
+        RankFailedError: the first failure, with that rank's traceback, or who did not end in
+            `timeout_s` and where they stood; the other ranks are killed.
     """
-    with tempfile.TemporaryDirectory(prefix="hdp-ranks-") as folder:
-        port = _free_port()
-        ranks = [_fork(function, args, rank, nproc, port, folder) for rank in range(nproc)]
-        try:
-            return _collect(ranks, timeout_s)
-        finally:
-            _kill(ranks)
+    with tempfile.TemporaryDirectory(prefix="hdp-ranks-") as name:
+        folder = Path(name)
+        with Ranks(
+            lambda rank: _save_outcome(function, args, folder, rank), nproc, folder
+        ) as ranks:
+            ended = ranks.wait(timeout_s, grace_s=0.0)
+            failure = _first_failure(folder, ended)
+            if failure:
+                raise RankFailedError(failure)
+            missing = sorted(set(range(nproc)) - {end.rank for end in ended})
+            if missing:
+                raise RankFailedError(
+                    f"ranks {missing} did not end within {timeout_s:.0f} s; they stood in\n"
+                    f"{ranks.stacks(missing)}"
+                )
+        return [pickle.loads(_result_file(folder, rank).read_bytes()) for rank in range(nproc)]
 
 
-def _free_port() -> int:
-    """A port that rank 0's store binds; the kernel does not hand it out again for a while."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """What torchrun would set, and one thread per rank."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(nproc),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
-
-
-def _fork(
-    function: Callable[..., Any], args: Sequence[Any], rank: int, nproc: int, port: int, folder: str
-) -> _Rank:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return _Rank(rank, pid, reader)
-    os.close(reader)
-    code = 1
+def _save_outcome(
+    function: Callable[..., Any], args: Sequence[Any], folder: Path, rank: int
+) -> int:
     try:
-        os.environ.update(rank_environment(rank, nproc, port))
-        payload = _outcome(function, args)
-        code = 0 if payload[0] == "result" else 1
-        with os.fdopen(writer, "wb") as stream:
-            pickle.dump(payload, stream)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)  # a fork must not run the parent's exit handlers
-
-
-def _outcome(function: Callable[..., Any], args: Sequence[Any]) -> tuple[str, Any]:
-    try:
-        return "result", function(*args)
-    except SystemExit as exit_:
-        if exit_.code in (None, 0):
-            return "result", None
-        return "failure", f"SystemExit: {exit_.code}"
+        result = _call(function, args)
+        _result_file(folder, rank).write_bytes(pickle.dumps(result))
     except BaseException:
-        return "failure", traceback.format_exc()
+        _failure_file(folder, rank).write_text(traceback.format_exc())
+        return 1
+    return 0
 
 
-def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
-    deadline = time.monotonic() + timeout_s
-    results: dict[int, Any] = {}
-    with selectors.DefaultSelector() as selector:
-        for rank in ranks:
-            selector.register(rank.pipe, selectors.EVENT_READ, rank)
-        while len(results) < len(ranks):
-            events = selector.select(max(0.0, deadline - time.monotonic()))
-            if not events:
-                waiting = [rank.rank for rank in ranks if rank.rank not in results]
-                raise RankFailedError(f"ranks {waiting} did not end within {timeout_s:.0f} s")
-            for key, _ in events:
-                rank = key.data
-                chunk = os.read(rank.pipe, 1 << 20)
-                if chunk:
-                    rank.received += chunk
-                    continue
-                selector.unregister(rank.pipe)
-                results[rank.rank] = _result(rank)
-    return [results[rank.rank] for rank in ranks]
+def _call(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    try:
+        return function(*args)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return None
+        raise
 
 
-def _result(rank: _Rank) -> Any:
-    if not rank.received:
-        _, status = os.waitpid(rank.pid, 0)
-        rank.pid = 0
-        raise RankFailedError(
-            f"rank {rank.rank} died with {os.waitstatus_to_exitcode(status)} "
-            f"(a negative number is a signal)"
-        )
-    kind, value = pickle.loads(bytes(rank.received))
-    if kind == "failure":
-        raise RankFailedError(f"rank {rank.rank} failed:\n{value}")
-    return value
+def _result_file(folder: Path, rank: int) -> Path:
+    return folder / f"result-{rank}"
 
 
-def _kill(ranks: list[_Rank]) -> None:
-    for rank in ranks:
-        os.close(rank.pipe)
-        if rank.pid:
-            try:
-                os.kill(rank.pid, signal.SIGKILL)
-                os.waitpid(rank.pid, 0)
-            except (ProcessLookupError, ChildProcessError):
-                pass
+def _failure_file(folder: Path, rank: int) -> Path:
+    return folder / f"failure-{rank}"
+
+
+def _first_failure(folder: Path, ended: Sequence[Exit]) -> str | None:
+    """What to say of the rank that failed first; None when none did.
+
+    A rank that was killed comes before those that failed for want of it.
+    """
+    bad = [end for end in ended if end.code or not _result_file(folder, end.rank).exists()]
+    if not bad:
+        return None
+
+    def moment(end: Exit) -> int:
+        file = _failure_file(folder, end.rank)
+        return file.stat().st_mtime_ns if file.exists() else 0
+
+    first = min(bad, key=moment)
+    file = _failure_file(folder, first.rank)
+    if file.exists():
+        return f"rank {first.rank} failed:\n{file.read_text()}"
+    return f"rank {first.rank} died with {_described(first.code)}"
+
+
+def _described(code: int) -> str:
+    if code < 0:
+        return f"{code} ({signal.Signals(-code).name})"
+    return f"exit code {code}, without a result"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,63 +127,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.nproc < 1:
         raise SystemExit(f"--nproc {args.nproc}: start at least one rank.")
+    if not os.path.isfile(args.script):
+        raise SystemExit(f"{args.script}: no such script.")
+    _import_once()
+    with (
+        tempfile.TemporaryDirectory(prefix="hdp-ranks-") as folder,
+        Ranks(partial(_run_script, args), args.nproc, Path(folder)) as ranks,
+    ):
+        _pass_on_signals(ranks)
+        ended = ranks.wait(timeout_s=None, grace_s=_LAST_WORDS_S)
+    return _exit_code(ended, args.nproc)
+
+
+def _import_once() -> None:
     import torch
 
     from megatron_hdp import cpu
 
     torch.set_num_threads(1)
-    cpu.install()
-    port = _free_port()
-    pids = {_fork_script(args, rank, port): rank for rank in range(args.nproc)}
-    return _wait(pids)
+    try:
+        cpu.install()
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from error
+    import megatron.core.models.gpt
+    import megatron.training.argument_utils  # noqa: F401
 
 
-def _fork_script(args: argparse.Namespace, rank: int, port: int) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    os.environ.update(rank_environment(rank, args.nproc, port))
+def _run_script(args: argparse.Namespace, rank: int) -> int:
     sys.argv = [args.script, *args.arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(args.script))
-    code = 1
     try:
         runpy.run_path(args.script, run_name="__main__")
-        code = 0
-    except SystemExit as exit_:
-        if isinstance(exit_.code, str):
-            print(exit_.code, file=sys.stderr)
-        else:
-            code = int(exit_.code or 0)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
     except BaseException:
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        return 1
+    return 0
 
 
-def _wait(pids: dict[int, int]) -> int:
-    """Waits for all; after the first failure the others get ten seconds to say why they ended."""
-    first_code = 0
-    deadline = float("inf")
-    while pids:
-        pid, status = os.waitpid(-1, 0 if deadline == float("inf") else os.WNOHANG)
-        if pid == 0:
-            if time.monotonic() > deadline:
-                for other in pids:
-                    os.kill(other, signal.SIGKILL)
-                deadline = float("inf")
-            time.sleep(0.05)
-            continue
-        rank = pids.pop(pid, -1)
-        code = os.waitstatus_to_exitcode(status)
-        if code and not first_code:
-            first_code = code if code > 0 else 128 - code
-            print(f"rank {rank} ended with {code}", file=sys.stderr)
-            deadline = time.monotonic() + 10.0
-    return first_code
+def _pass_on_signals(ranks: Ranks) -> None:
+    """The first Ctrl-C or SIGTERM goes to the ranks as SIGTERM, the next one ends this process."""
+
+    def pass_on(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        ranks.send(signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, pass_on)
+    signal.signal(signal.SIGTERM, pass_on)
+
+
+def _exit_code(ended: Sequence[Exit], nproc: int) -> int:
+    for end in ended:
+        if end.code:
+            print(f"rank {end.rank} ended with {end.code}", file=sys.stderr)
+    killed = sorted(set(range(nproc)) - {end.rank for end in ended})
+    if killed:
+        print(f"ranks {killed} were killed {_LAST_WORDS_S:.0f} s later", file=sys.stderr)
+    first = next((end.code for end in ended if end.code), 0)
+    return first if first >= 0 else 128 - first
 
 
 if __name__ == "__main__":

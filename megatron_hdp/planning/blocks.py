@@ -7,6 +7,7 @@ the same history, none waits, blocks up to a node's width stay in a node, and a 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,32 @@ def block_tree(num_ranks: int, *, fine: bool = False) -> list[Level]:
         if width < levels[-1].widest:
             levels.append(_split(levels[-1], width))
     return levels
+
+
+Overlaps = list[list[list[tuple[int, int]]]]
+
+
+@functools.lru_cache(maxsize=4)
+def overlaps(num_ranks: int) -> Overlaps:
+    """[level][block][other level] -> (first, one past the last) block that shares a rank with it."""
+    levels = block_tree(num_ranks)
+    found: Overlaps = []
+    for level in levels:
+        ends = level.starts + level.widths
+        ranges = [
+            (
+                np.searchsorted(other.starts, level.starts, side="right") - 1,
+                np.searchsorted(other.starts, ends, side="left"),
+            )
+            for other in levels
+        ]
+        found.append(
+            [
+                [(int(first[block]), int(last[block])) for first, last in ranges]
+                for block in range(len(level.starts))
+            ]
+        )
+    return found
 
 
 def _split(above: Level, width: int) -> Level:

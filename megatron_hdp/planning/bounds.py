@@ -15,7 +15,7 @@ IntLengths = NDArray[np.int64]
 def lower_bound(
     lengths: IntLengths, num_ranks: int, capacity: int, cost: CostModel, pipeline_depth: int = 1
 ) -> float:
-    """Seconds that no plan of these sequences can beat: the largest of three bounds.
+    """Seconds that no plan of these sequences can beat: the largest of four bounds.
 
     *Area.* In a step of length t, a sequence s runs on some ring P >= ceil(s/C) with T(s, P) <= t
     and uses the area P T(s, P) of rank-seconds. P T(s, P) never falls with P: where hops are hidden
@@ -29,6 +29,14 @@ def lower_bound(
 
     *Path.* With p stages that sequence passes them one after another, forward and backward: its
     whole time, not divided by p. Without stages this is the bound before.
+
+    *Window.* On stage 0 of a member of the longest sequence's ring of P, between the start of its
+    forward and the end of its backward, T(P) passes; 1F1B runs there p-1 other forwards and p-1
+    other backwards only, of different micro-batches of at most C tokens per rank. What these
+    cannot fill is idle: with the area bound, N t >= area / p + P max(0, T(P) (p-1)/p - fill), where
+    P fill is at most the larger share of the densest (p-1) P C other tokens plus the smaller share
+    of the next ones. Work beyond the least in the window adds to the area what it takes from the
+    idle time. The least over P of this and of T(P) is a bound.
     """
     lengths = np.sort(np.asarray(lengths, np.int64))[::-1]
     micro_batches = -(-int(lengths.sum()) // capacity)
@@ -39,7 +47,10 @@ def lower_bound(
     times = cost.sequence_s(lengths, degrees)
     floor = (float(least.sum()) + fixed) / (num_ranks * pipeline_depth)
     area = _area_bound(lengths, times, least, fixed, num_ranks, capacity, cost, pipeline_depth)
-    return max(floor, longest, area)
+    if pipeline_depth == 1:
+        return max(floor, longest, area)
+    window = _window_bound(lengths, least, floor, num_ranks, capacity, cost, pipeline_depth)
+    return max(floor, longest, area, window)
 
 
 def best_time(length: int, num_ranks: int, capacity: int, cost: CostModel) -> float:
@@ -90,3 +101,28 @@ def _area_bound(
         if high - low < 1e-4 * high:
             break
     return low
+
+
+def _window_bound(
+    lengths: IntLengths,
+    least: NDArray[np.float64],
+    floor: float,
+    num_ranks: int,
+    capacity: int,
+    cost: CostModel,
+    depth: int,
+) -> float:
+    """The idle time that the longest sequence forces on its ring's first stages."""
+    sizes = np.arange(minimal_degree(int(lengths[0]), capacity), num_ranks + 1)
+    times = cost.sequence_s(np.full(len(sizes), lengths[0]), sizes)
+    order = np.argsort(-least[1:] / lengths[1:], kind="stable") + 1
+    tokens = np.concatenate(([0], np.cumsum(lengths[order])))
+    work = np.concatenate(([0.0], np.cumsum(least[order])))
+    held = (depth - 1) * sizes * float(capacity)
+    densest = np.interp(held, tokens, work)
+    both = np.interp(2 * held, tokens, work)
+    more = max(cost.forward_share, 1 - cost.forward_share)
+    fill = (more * densest + (1 - more) * (both - densest)) / depth
+    fixed = (depth - 1) * cost.fixed_s / depth
+    idle = np.maximum(0.0, sizes * (times * (depth - 1) / depth - fixed) - fill) / num_ranks
+    return float(np.maximum(floor + idle, times).min())

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hdp.planning.blocks import Level, block_tree
+from megatron_hdp.planning.blocks import Level
 from megatron_hdp.planning.bounds import lower_bound
+from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.cost import CostModel, FloatArray
 from megatron_hdp.planning.naive import check_fits
@@ -109,29 +110,20 @@ class _Placer:
         self.cost = cost
         self.lengths = lengths
         self.bound = bound
-        self.levels = block_tree(config.num_ranks, fine=fine)
-        widest = np.array([level.widest for level in self.levels])
-        needs = -(-lengths // config.capacity)
-        self.needs = needs
-        # Deepest level whose widest block is wide enough; levels get narrower with their number.
-        self.first_level = len(widest) - np.searchsorted(widest[::-1], needs) - 1
-        self.times = [
-            cost.sequence_s(lengths, np.full(len(lengths), level.widest)) for level in self.levels
-        ]
-        self.areas = [level.widest * t for level, t in zip(self.levels, self.times, strict=True)]
+        self.choices = RingChoices(config, cost, lengths, fine=fine)
         self._tried: set[bytes] = set()
 
     def place(self, kappa: float, growth: float) -> _Placed | None:
         """One try; None when its levels were tried already."""
-        level_of = self._choose_levels(kappa, growth)
+        level_of = self.choices.choose(kappa * self.bound, growth)
         key = level_of.tobytes()
         if key in self._tried:
             return None
         self._tried.add(key)
         rings = _Rings()
-        bottom = len(self.levels) - 1
+        bottom = self.choices.bottom
         loads, slots = np.zeros(1), np.zeros(1, np.int64)
-        for number, level in enumerate(self.levels):
+        for number, level in enumerate(self.choices.levels):
             if number:
                 loads, slots = loads[level.parents], slots[level.parents]
             if number < bottom:
@@ -149,17 +141,6 @@ class _Placer:
         return self._place_locals(
             placed.local, placed.loads, placed.ring_slots, placed.rings, behind=True
         )
-
-    def _choose_levels(self, kappa: float, growth: float) -> Ints:
-        """Raises sequences that are long against the step, one level at a time, bottom up."""
-        level_of = self.first_level.copy()
-        least = np.stack(self.areas)[level_of, np.arange(len(level_of))]
-        for number in range(len(self.levels) - 1, 0, -1):
-            here, above = self.times[number], self.times[number - 1]
-            cheap = self.areas[number - 1] <= (1 + growth) * least
-            long = (here > kappa * self.bound) & (above < here)
-            level_of[(level_of == number) & long & cheap] = number - 1
-        return level_of
 
     def _place_locals(
         self, local: Ints, loads: FloatArray, slots: Ints, rings: _Rings, *, behind: bool
@@ -199,7 +180,7 @@ def _place_level(
     sums: dict[int, tuple[float, float]] = {}
     seconds = _RingSeconds(cost)
     for item in items.tolist():
-        length, need = int(placer.lengths[item]), int(placer.needs[item])
+        length, need = int(placer.lengths[item]), int(placer.choices.needs[item])
         width = min((w for w in widths if w >= need), key=lambda w: heaps[w][0])
         load, block = heaps[width][0]
         shard = 2 * -(-length // (2 * width))

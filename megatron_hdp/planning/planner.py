@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from megatron_hdp.planning.auto import plan_auto
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
-from megatron_hdp.planning.laminar import plan_laminar
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.static import plan_static
 from megatron_hdp.planning.values import Plan, PlanError
@@ -14,7 +14,7 @@ from megatron_hdp.planning.values import Plan, PlanError
 Strategy = Callable[[PlannerConfig, StepRequest], Plan]
 
 STRATEGIES: dict[str, Strategy] = {
-    "auto": plan_laminar,
+    "auto": plan_auto,
     "static": plan_static,
     "naive": plan_naive,
 }

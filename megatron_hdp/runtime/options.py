@@ -6,6 +6,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields, replace
 
+from megatron_hdp import cpu
+from megatron_hdp.cpu.arguments import set_cpu_defaults
+
 STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
 
 
@@ -93,4 +96,6 @@ def add_hdp_arguments(
         default=default.trace,
         help="Folder for per-rank step records (JSON lines) that tools/trace_picture.py draws.",
     )
+    if cpu.is_installed():
+        set_cpu_defaults(parser)
     return parser

@@ -1,0 +1,32 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""`auto`: ours, the default. Minimises the predicted step time under the memory cap."""
+
+from __future__ import annotations
+
+from megatron_hdp.planning.config import PlannerConfig, StepRequest
+from megatron_hdp.planning.laminar import plan_laminar
+from megatron_hdp.planning.naive import plan_naive
+from megatron_hdp.planning.replay import replay
+from megatron_hdp.planning.values import Plan
+from megatron_hdp.planning.waves import plan_waves
+
+
+def plan_auto(config: PlannerConfig, request: StepRequest) -> Plan:
+    """Nested blocks where ranks only meet in rings; waves where slots matter; never over naive.
+
+    Slots matter under pipeline stages, and where ranks meet inside a layer (equal slots).
+    """
+    if config.pipeline_depth > 1 or config.equal_slots:
+        plan = plan_waves(config, request)
+    else:
+        plan = plan_laminar(config, request)
+    if len(request.lengths) > _SMALL:
+        return plan
+    naive = plan_naive(config, request)
+    cost, depth = config.cost(), config.pipeline_depth
+    better = replay(naive, cost, depth).step_s < replay(plan, cost, depth).step_s
+    return naive if better and not config.equal_slots else plan
+
+
+_SMALL = 64
+"""Sequences up to which a step is small enough for chance to favour the simple rule."""
