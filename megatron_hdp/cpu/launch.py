@@ -47,9 +47,7 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="hdp-ranks-") as name:
         folder = Path(name)
-        with Ranks(
-            lambda rank: _save_outcome(function, args, folder, rank), nproc, folder
-        ) as ranks:
+        with Ranks(partial(_save_outcome, function, args, folder), nproc, folder) as ranks:
             ended = ranks.wait(timeout_s, grace_s=0.0)
             failure = _first_failure(folder, ended)
             if failure:

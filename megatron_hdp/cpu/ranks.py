@@ -137,7 +137,7 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._ranks[rank].pidfd, signal.SIGUSR1)
         time.sleep(_STACKS_WAIT_S)
-        return "\n".join(f"rank {rank}:\n{_text(self._stacks(rank))}" for rank in ranks)
+        return "\n".join(f"rank {rank}:\n{_own_frames(self._stacks(rank))}" for rank in ranks)
 
     def end(self) -> None:
         """Kills what is left of the ranks, whatever they started, and the store. Idempotent."""
@@ -235,5 +235,10 @@ def _exit_code(pid: int) -> int:
     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
 
 
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else "(not started yet)\n"
+def _own_frames(path: Path) -> str:
+    """The stacks in `path` without what the parent was doing when it forked."""
+    if not path.exists():
+        return "  (not started yet)"
+    lines = path.read_text().splitlines()
+    end = next((i for i, line in enumerate(lines) if line.endswith(" in _become_child")), None)
+    return "\n".join(lines[:end])

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hdp.planning.values import IntArray, Plan
 
@@ -41,8 +42,24 @@ class PlanBuilder:
         self._slot_of[sequences] = slot
         self.counts[rank] = max(self.counts[rank], slot + 1)
 
-    def build(self, step: int, strategy: str) -> Plan:
-        """The plan. Slots that nothing was put in, and ranks without any, run zero-loss."""
+    def build(
+        self,
+        step: int,
+        strategy: str,
+        ratios: Mapping[tuple[int, int], float] | None = None,
+        num_layers: int = 0,
+        equal_slots: bool = False,
+    ) -> Plan:
+        """The plan. Slots that nothing was put in, and ranks without any, run zero-loss.
+
+        Args:
+            ratios: offload ratio by (rank, slot); all others are 0.
+            num_layers: layers per rank, for the memory rule under offload.
+            equal_slots: every rank gets as many slots as the fullest.
+        """
+        counts = np.maximum(self.counts, 1)
+        if equal_slots:
+            counts = np.full_like(counts, counts.max())
         sizes = [len(ranks) for ranks in self._rings]
         members = [rank for ranks in self._rings for rank in ranks]
         return Plan(
@@ -58,5 +75,20 @@ class PlanBuilder:
             ring_offsets=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
             ring_ranks=np.asarray(members, np.int32),
             ring_slots=np.asarray(self._ring_slots, np.int32),
-            micro_batch_counts=np.maximum(self.counts, 1),
+            micro_batch_counts=counts,
+            offload_ratios=_ratio_array(ratios or {}, counts),
+            num_layers=num_layers,
         )
+
+
+def _ratio_array(
+    ratios: Mapping[tuple[int, int], float], counts: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """[M] by micro-batch number; empty when there is no offload."""
+    if not ratios:
+        return np.zeros(0)
+    first = np.cumsum(counts) - counts
+    array = np.zeros(int(counts.sum()))
+    for (rank, slot), ratio in ratios.items():
+        array[first[rank] + slot] = ratio
+    return array

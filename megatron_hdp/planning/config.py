@@ -27,6 +27,10 @@ class PlannerConfig:
     cost_model: str = "h100-estimate"
     """A preset's name or a profile file's path."""
     tensor_parallel: int = 1
+    offload: bool = False
+    """Whether activations may go to the host (ByteScale, section 5.2)."""
+    host_memory: float = 200e9
+    """Host bytes per rank for offloaded activations."""
     slower_across: float = 1.0
     """Links across nodes are slower than the cost model says by this factor."""
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""`naive`: Algorithm 1 of ByteScale, without offload.
+"""`naive`: Algorithm 1 of ByteScale.
 
 What the paper leaves open, filled here: items are taken in the batch's order; a ring takes the
 ranks with the fewest micro-batches; ties go to the lower rank; short sequences are packed best-fit
@@ -13,9 +13,8 @@ import bisect
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hdp.planning.builder import PlanBuilder
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
-from megatron_hdp.planning.values import Plan, PlanError
+from megatron_hdp.planning.values import Plan
 
 
 def minimal_degree(length: int, capacity: int) -> int:
@@ -41,40 +40,29 @@ def best_fit_packs(lengths: NDArray[np.int64], capacity: int) -> list[list[int]]
 
 
 def plan_naive(config: PlannerConfig, request: StepRequest) -> Plan:
-    """Rings of minimal size, packs of short sequences, each to the ranks with fewest so far.
+    """Rings of minimal size (Eq. 3), packs of short sequences, to the ranks with fewest so far.
 
     Raises:
         PlanError: a sequence does not fit the whole domain.
     """
-    builder = PlanBuilder(request.ids, request.lengths, config.num_ranks, config.capacity)
-    check_fits(builder.lengths, config)
-    long = np.flatnonzero(builder.lengths > config.capacity)
-    short = np.flatnonzero(builder.lengths <= config.capacity)
-    packs = [short[pack] for pack in best_fit_packs(builder.lengths[short], config.capacity)]
-    free: list[tuple[int, int]] = []
-    for sequence in long.tolist():
-        degree = minimal_degree(int(builder.lengths[sequence]), config.capacity)
-        ranks = np.argsort(builder.counts, kind="stable")[:degree]
-        slot = int(builder.counts[ranks].max())
-        free += [(k, int(r)) for r in ranks for k in range(int(builder.counts[r]), slot)]
-        builder.add_ring(sorted(ranks.tolist()), slot, [sequence])
-    free.sort()
-    for pack in packs:
-        if free:
-            slot, rank = free.pop(0)
-        else:
-            rank = int(builder.counts.argmin())
-            slot = int(builder.counts[rank])
-        builder.add_local(rank, slot, pack)
-    return builder.build(request.step, "naive")
+    from megatron_hdp.planning.degrees import solve_eq3
+    from megatron_hdp.planning.listing import Listing
+
+    lengths = np.asarray(request.lengths, np.int64)
+    check_fits(lengths, config)
+    listing = Listing(config, request)
+    for sequence in np.flatnonzero(lengths > config.capacity).tolist():
+        degree = solve_eq3(int(lengths[sequence]), config)
+        ranks = np.argsort(listing.counts, kind="stable")[: degree.ranks]
+        listing.add_ring(ranks.tolist(), np.array([sequence]), degree.ratio)
+    short = np.flatnonzero(lengths <= config.capacity)
+    for pack in best_fit_packs(lengths[short], config.capacity):
+        listing.add_pack(int(listing.counts.argmin()), short[pack])
+    return listing.build("naive")
 
 
 def check_fits(lengths: NDArray[np.int64], config: PlannerConfig) -> None:
     """Raises PlanError when the longest sequence needs more than the domain."""
-    longest = int(lengths.max())
-    if longest > config.capacity * config.num_ranks:
-        raise PlanError(
-            f"a sequence of {longest} tokens does not fit {config.num_ranks} ranks of capacity "
-            f"{config.capacity}, which hold {config.capacity * config.num_ranks}: give a capacity "
-            f"of at least {-(-longest // config.num_ranks)}, or more ranks"
-        )
+    from megatron_hdp.planning.degrees import ratio_that_fits
+
+    ratio_that_fits(int(lengths.max()), config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megatron_hdp.planning.auto import plan_auto
+from megatron_hdp.planning.balance import plan_dp_balance, plan_pp_balance
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.static import plan_static
@@ -15,6 +16,8 @@ Strategy = Callable[[PlannerConfig, StepRequest], Plan]
 
 STRATEGIES: dict[str, Strategy] = {
     "auto": plan_auto,
+    "dp-balance": plan_dp_balance,
+    "pp-balance": plan_pp_balance,
     "static": plan_static,
     "naive": plan_naive,
 }

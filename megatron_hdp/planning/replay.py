@@ -33,8 +33,12 @@ class Replay:
         return self.step_s - self.busy_s
 
 
-def micro_batch_s(plan: Plan, cost: CostModel) -> FloatArray:
-    """[M] seconds of every micro-batch, whole model, waits left out."""
+def micro_batch_s(plan: Plan, cost: CostModel, *, free_gaps: bool = False) -> FloatArray:
+    """[M] seconds of every micro-batch, whole model, waits left out.
+
+    Args:
+        free_gaps: zero-loss micro-batches cost nothing, which favours strategies that leave gaps.
+    """
     total = int(plan.first_micro_batch[-1])
     local = np.flatnonzero(plan.ring_of < 0)
     at = plan.first_micro_batch[plan.rank_of[local]] + plan.slot_of[local]
@@ -51,6 +55,8 @@ def micro_batch_s(plan: Plan, cost: CostModel) -> FloatArray:
         members = np.repeat(np.arange(plan.num_rings), plan.ring_sizes)
         where = plan.first_micro_batch[plan.ring_ranks] + plan.ring_slots[members]
         seconds[where] += ring[members]
+    if free_gaps:
+        seconds[plan.micro_batch_tokens == 0] = 0.0
     return seconds
 
 
@@ -62,9 +68,11 @@ def _node_span(plan: Plan, cost: CostModel) -> NDArray[np.int64]:
     return np.where(crosses, cost.ranks_per_node + 1, 1)
 
 
-def replay(plan: Plan, cost: CostModel, pipeline_depth: int = 1) -> Replay:
+def replay(
+    plan: Plan, cost: CostModel, pipeline_depth: int = 1, *, free_gaps: bool = False
+) -> Replay:
     """Replays one step of `plan` under 1F1B with `pipeline_depth` stages (1: none)."""
-    return _Replay(plan, cost, pipeline_depth).run()
+    return _Replay(plan, cost, pipeline_depth, free_gaps).run()
 
 
 class _Replay:
@@ -75,11 +83,11 @@ class _Replay:
     past the last forward, B(j, i-1).
     """
 
-    def __init__(self, plan: Plan, cost: CostModel, depth: int) -> None:
+    def __init__(self, plan: Plan, cost: CostModel, depth: int, free_gaps: bool) -> None:
         self.depth = depth
         self.counts = plan.micro_batch_counts.astype(np.int64)
         self.slots = int(self.counts.max())
-        seconds = micro_batch_s(plan, cost) / depth
+        seconds = micro_batch_s(plan, cost, free_gaps=free_gaps) / depth
         self.time = np.zeros((plan.num_ranks, self.slots))
         rank = np.repeat(np.arange(plan.num_ranks), self.counts)
         slot = np.arange(len(rank)) - plan.first_micro_batch[rank]

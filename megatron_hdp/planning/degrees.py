@@ -1,0 +1,73 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""How many ranks a sequence needs, and what share of its activations goes to the host (Eq. 3)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from megatron_hdp.planning.config import PlannerConfig
+from megatron_hdp.planning.values import PlanError
+
+
+class Degree(NamedTuple):
+    """Ranks and offload ratio of one sequence."""
+
+    ranks: int
+    ratio: float
+
+
+def solve_eq3(length: int, config: PlannerConfig) -> Degree:
+    """ByteScale's Eq. 3 in closed form: the fewest ranks, with copies hidden behind compute.
+
+    Per layer, T(s) is the forward time and Act(s) the saved bytes; D falls with r, so the largest
+    hidden r = min(1, T(s) B / Act(s)) is best, unless it saves less than one rank's capacity, which
+    is the paper's lower bound on r: then r = 0. Both T and Act are divided by D when sharded, so
+    hiding does not depend on D.
+    """
+    plain = Degree(-(-length // config.capacity), 0.0)
+    layers = layers_per_rank(config)
+    if not config.offload or length <= config.capacity or layers <= 2:
+        return plain
+    cost = config.cost()
+    forward = cost.forward_share * (cost.attention_s * length + cost.linear_s) * length
+    activations = cost.activation_bytes * length
+    ratio = min(1.0, forward * cost.host_copy_bytes_s / activations)
+    if ratio < min(1.0, layers * config.capacity / ((layers - 2) * length)):
+        return plain
+    resident = (2 + (1 - ratio) * (layers - 2)) * length
+    return Degree(math.ceil(resident / (layers * config.capacity)), ratio)
+
+
+def host_bytes(length: int, degree: Degree, config: PlannerConfig) -> float:
+    """Host bytes per rank that a sequence's offload holds: r (l-2) Act(s) / D."""
+    saved = config.cost().activation_bytes / config.tensor_parallel * length
+    return degree.ratio * max(0, layers_per_rank(config) - 2) * saved / degree.ranks
+
+
+def layers_per_rank(config: PlannerConfig) -> int:
+    """Transformer layers of one pipeline stage."""
+    return max(1, config.cost().layers // config.pipeline_depth)
+
+
+def ratio_that_fits(length: int, config: PlannerConfig) -> float:
+    """The smallest ratio with which a sequence fits the whole domain; 0 when it fits anyway.
+
+    Raises:
+        PlanError: it does not fit with everything that may go on the host; says what would.
+    """
+    room, ranks = config.capacity * config.num_ranks, config.num_ranks
+    if length <= room:
+        return 0.0
+    layers = layers_per_rank(config)
+    if config.offload and layers > 2:
+        # resident_fraction(r) length <= N C, solved for r
+        ratio = (1 - room / length) * layers / (layers - 2)
+        held = host_bytes(length, Degree(ranks, ratio), config)
+        if ratio <= 1 and held <= config.host_memory:
+            return ratio
+    raise PlanError(
+        f"a sequence of {length} tokens does not fit {ranks} ranks of capacity {config.capacity}, "
+        f"which hold {room}: give a capacity of at least {-(-length // ranks)}, or more ranks"
+        + (", or more host memory" if config.offload else ", or offload")
+    )
