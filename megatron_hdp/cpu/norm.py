@@ -26,9 +26,13 @@ def new_wrapped_norm(
     alone = copy.copy(config)
     alone.sequence_parallel = False
     norm: torch.nn.Module = _stock_new(cls, alone, hidden_size, eps, **unused)  # type: ignore
-    for parameter in norm.parameters():
-        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    _mark(norm, config.sequence_parallel)
     return norm
+
+
+def _mark(norm: torch.nn.Module, sequence_parallel: bool) -> None:
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 
 
 def sequence_parallel_norm(

@@ -5,7 +5,8 @@ What the paper leaves open, filled here (docs/planning.md): sixteen buckets of e
 5 % of the largest load; a pass gives one item to each rank that lags, then loads are compared
 again; when all ranks are level the next item goes to the least loaded one; an item that needs D
 ranks takes the D least loaded; short sequences are packed best-fit per bucket; loads are predicted
-times without waits. DP-Balance picks from the first bucket that is left, PP-Balance from all in turn.
+times without waits. DP-Balance picks from the first bucket that is left, PP-Balance from all of
+them in turn.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ Overlaps = list[list[list[tuple[int, int]]]]
 
 @functools.lru_cache(maxsize=4)
 def overlaps(num_ranks: int) -> Overlaps:
-    """[level][block][other level] -> (first, one past the last) block that shares a rank with it."""
+    """[level][block][other level] -> (first, one past the last) block that shares a rank."""
     levels = block_tree(num_ranks)
     found: Overlaps = []
     for level in levels:

@@ -44,7 +44,6 @@ class PlannerConfig:
                 f"{self.num_ranks} ranks"
             )
 
-
     def cost(self) -> CostModel:
         """The cost model, read once per process."""
         return _load(self.cost_model, self.tensor_parallel, self.slower_across)

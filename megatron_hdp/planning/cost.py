@@ -33,7 +33,7 @@ class CostModel:
     attention_s: float
     """a: seconds per token^2, causal, forward and backward."""
     linear_s: float
-    """b: seconds per token, forward and backward. With experts: of the top-k that a token visits."""
+    """b: seconds per token, forward and backward; with experts, of the top-k of a token."""
     fixed_s: float
     """Seconds per micro-batch, whole model: launches, loss, loading."""
     forward_share: float

@@ -2,8 +2,9 @@
 """`auto` without pipeline stages: rings on nested blocks, placed top-down, then local sequences.
 
 A sequence's level starts at its smallest ring and is raised while it is long against the step and
-its rank-time hardly grows (the wider ring's hops are hidden). Levels are placed from the widest down, a
-block inheriting its parent's load; so no ring ever waits, and slots are equal by construction.
+its rank-time hardly grows (the wider ring's hops are hidden). Levels are placed from the widest
+down, a block inheriting its parent's load; so no ring ever waits, and slots are equal by
+construction.
 Several settings of "long" are tried; the best predicted step wins.
 """
 
@@ -184,9 +185,7 @@ def _place_level(
         width = min((w for w in widths if w >= need), key=lambda w: heaps[w][0])
         load, block = heaps[width][0]
         shard = 2 * -(-length // (2 * width))
-        ring = next(
-            (r for r in opened.get(block, ()) if rings.tokens[r] + shard <= capacity), None
-        )
+        ring = next((r for r in opened.get(block, ()) if rings.tokens[r] + shard <= capacity), None)
         if ring is None:
             ring = len(rings.starts)
             opened.setdefault(block, []).append(ring)

@@ -26,7 +26,7 @@ class Listing:
         self._config = config
         self._request = request
         self._rings: list[tuple[list[int], IntArray, float]] = []
-        self._packs: list[list[IntArray]] = [[] for _ in range(config.num_ranks)]
+        self._packs: list[list[tuple[IntArray, float]]] = [[] for _ in range(config.num_ranks)]
         self.counts = np.zeros(config.num_ranks, np.int64)
         """[N] micro-batches listed so far."""
 
@@ -34,14 +34,14 @@ class Listing:
         """Sequences (positions in the request) on a ring; one rank alone takes them as a pack."""
         self.counts[list(ranks)] += 1
         if len(ranks) == 1:
-            self._packs[ranks[0]].append(sequences)
+            self._packs[ranks[0]].append((sequences, ratio))
         else:
             self._rings.append((sorted(ranks), sequences, ratio))
 
     def add_pack(self, rank: int, sequences: IntArray) -> None:
         """Whole sequences on one rank."""
         self.counts[rank] += 1
-        self._packs[rank].append(sequences)
+        self._packs[rank].append((sequences, 0.0))
 
     def build(self, strategy: str) -> Plan:
         """Gives everything its slot."""
@@ -60,10 +60,12 @@ class Listing:
                     ratios[rank, slot] = ratio
         for rank, packs in enumerate(self._packs):
             slot = 0 if config.pipeline_depth > 1 else int(following[rank])
-            for sequences in packs:
+            for sequences, ratio in packs:
                 while slot in taken[rank]:
                     slot += 1
                 builder.add_local(rank, slot, sequences)
+                if ratio:
+                    ratios[rank, slot] = ratio
                 slot += 1
         return builder.build(
             request.step, strategy, ratios, layers_per_rank(config), config.equal_slots

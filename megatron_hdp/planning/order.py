@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
 """Proof that no wait cycle exists: walks every rank's forwards and backwards to the end.
 
-Each stage of each rank has a fixed list of operations (1F1B). An operation of a ring runs when it is
-the next one of every member. If the walk stops before the lists end, what is left waits in a cycle.
-Unlike the rules of `validation.py` it takes slots as they are, so it also judges ring entries that
-differ from member to member.
+Each stage of each rank has a fixed list of operations (1F1B). An operation of a ring runs when it
+is the next one of every member. If the walk stops before the lists end, what is left waits in a
+cycle. Unlike the rules of `validation.py` it takes slots as they are, so it also judges ring
+entries that differ from member to member.
 """
 
 from __future__ import annotations

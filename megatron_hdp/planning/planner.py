@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from megatron_hdp.planning.auto import plan_auto
 from megatron_hdp.planning.balance import plan_dp_balance, plan_pp_balance
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.naive import plan_naive
+from megatron_hdp.planning.replay import micro_batch_s
 from megatron_hdp.planning.static import plan_static
 from megatron_hdp.planning.values import Plan, PlanError
 
@@ -36,6 +38,7 @@ def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
             f"use one of {', '.join(STRATEGIES)}"
         )
     plan = strategy(config, request)
+    plan = replace(plan, predicted_s=micro_batch_s(plan, config.cost()))
     plan.validate(
         ids=request.ids,
         lengths=request.lengths,

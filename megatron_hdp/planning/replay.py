@@ -2,7 +2,8 @@
 """Event replay of a plan: when every micro-batch really starts and ends, ring waits included.
 
 Balanced loads are not balanced time: a ring starts when its slowest member arrives, and its members
-stay together to the end of the micro-batch. The schedule is Megatron's: forward then backward without pipeline stages, 1F1B with them.
+stay together to the end of the micro-batch. The schedule is Megatron's: forward then backward
+without pipeline stages, 1F1B with them.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ class _Replay:
         self.there = np.arange(self.slots)[None] < self.counts[:, None]
         self.share = cost.forward_share
         self._rings = self._rings_by_slot(plan)
-        for slot in range(self.slots):
+        for number in range(self.slots):
             # Members meet in every layer, so local sequences behind a ring hold up all of them.
-            self._together(self.time[:, slot], slot)
+            self._together(self.time[:, number], number)
         shape = (depth, plan.num_ranks, self.slots)
         self.f0, self.f1 = np.zeros(shape), np.zeros(shape)
         self.b0, self.b1 = np.zeros(shape), np.zeros(shape)

@@ -36,9 +36,9 @@ _SETTINGS = (
     (0.4, 1.0, (8, 0.8)), (0.4, 0.4, (2, 0.5)), (0.6, 0.4, (4, 0.65)), (0.8, 0.4, (8, 0.8)),
     (0.6, 1.0, (6, 0.75)), (1.0, 0.1, (6, 0.75)), (0.8, 1.0, (3, 0.65)), (1.0, 0.1, (8, 0.8)),
 )  # fmt: skip
-"""What is tried: (wave time over a full micro-batch of short sequences, rank-time that a sequence may
-lose to become shorter, (waves at either end that shrink, by how much each)). A greedy choice out of
-192, on the three real distributions (docs/planning.md); the first few bring most of it."""
+"""What is tried: (wave time over a full micro-batch of short sequences, rank-time that a sequence
+may lose to become shorter, (waves at either end that shrink, by how much each)). A greedy choice
+out of 192, on the three real distributions (docs/planning.md); the first few bring most of it."""
 
 
 @dataclass(eq=False)
@@ -162,9 +162,7 @@ class _Waves:
             assert block is not None
         self._put(wave, level, block, item, length, seconds)
 
-    def _find(
-        self, wave: _Wave, level: int, need: int, length: int, seconds: float
-    ) -> int | None:
+    def _find(self, wave: _Wave, level: int, need: int, length: int, seconds: float) -> int | None:
         if wave.theta < seconds:
             return None
         stack = wave.stacks[level]
@@ -259,8 +257,9 @@ class _Waves:
             full = np.isneginf(score.max(1))
             if full.any():
                 extra = np.full((len(left), 1), float(np.median(theta)))
-                left, room = np.hstack((left, extra)), np.hstack(
-                    (room, np.full((len(left), 1), self.config.capacity))
+                left, room = (
+                    np.hstack((left, extra)),
+                    np.hstack((room, np.full((len(left), 1), self.config.capacity))),
                 )
                 self._new_wave(float(extra[0, 0]))
                 score = np.where(room[who] >= size[:, None], left[who], -np.inf)

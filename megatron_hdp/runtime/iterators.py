@@ -48,8 +48,11 @@ def _iterator_provider(provider: Provider, session: Session, args: Namespace) ->
             train, valid, test = provider(num_samples, *more, **kwargs)
         batch, eval_batch = args.global_batch_size, args.eval_global_batch_size
         consumed = args.consumed_train_samples, args.consumed_valid_samples
+        training = _stream("train", train, batch, consumed[0], session, args)
+        if training is not None and args.train_iters:
+            training.prefetch()
         return (
-            _stream("train", train, batch, consumed[0], session, args),
+            training,
             _stream("valid", valid, eval_batch, consumed[1], session, args),
             _stream("test", test, eval_batch, 0, session, args),
         )

@@ -16,7 +16,7 @@ STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
 class HdpOptions:
     """What the user asked of HDP. Field names are the arguments' without `hdp_`."""
 
-    strategy: str = "naive"
+    strategy: str = "auto"
     """The planner: auto (ours), the paper's dp-balance, pp-balance and naive, or static."""
     capacity: int | None = None
     """Tokens per rank in one micro-batch; None: seq_length / context_parallel_size."""

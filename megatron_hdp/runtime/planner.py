@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.step import Planner, StepRequests
 from megatron_hdp.runtime.validation import capacity_of
@@ -27,17 +29,24 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
 class PlanInPlace:
     """Plans in the thread that asks."""
 
-    def __init__(self, config: PlannerConfig, requests: StepRequests) -> None:
+    def __init__(self, config: PlannerConfig, request: Callable[[int], StepRequest]) -> None:
         self._config = config
-        self._requests = requests
+        self._request = request
 
     def get(self, step: int) -> Plan:
-        ids, lengths, packs = self._requests(step)
-        return plan_step(self._config, StepRequest(ids, lengths, packs, step))
+        return plan_step(self._config, self._request(step))
 
     def close(self) -> None: ...
 
 
 def make_planner(config: PlannerConfig, requests: StepRequests, options: HdpOptions) -> Planner:
     """A planner that works ahead in a process of its own, or in place with --hdp-plan-ahead 0."""
-    return PlanInPlace(config, requests)
+
+    def request(step: int) -> StepRequest:
+        ids, lengths, packs = requests(step)
+        return StepRequest(ids, lengths, packs, step)
+
+    if options.plan_ahead == 0:
+        return PlanInPlace(config, request)
+    timeout_s = 60 * options.timeout_minutes
+    return PlanAhead(config, request, requests.has, options.plan_ahead, timeout_s)

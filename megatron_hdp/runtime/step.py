@@ -144,6 +144,11 @@ class HdpDataIterator:
             self._pending = self._submit(self._next_step)
         return self.current
 
+    def prefetch(self) -> None:
+        """Begins to prepare the first step, behind whatever else a program does before it."""
+        if self._pending is None and self._requests.has(self._next_step):
+            self._pending = self._submit(self._next_step)
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 

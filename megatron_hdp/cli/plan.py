@@ -1,0 +1,158 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""`plan`: what HDP would do with your lengths, before a GPU hour is spent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from megatron_hdp.cli.plan_report import StepReport, report_steps
+from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig
+from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.planning.distributions import draw, names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments in Megatron's words where it has them."""
+    data = parser.add_argument_group("lengths")
+    source = data.add_mutually_exclusive_group(required=True)
+    source.add_argument("--lengths", help="a .npy, a text file of numbers, or a corpus prefix")
+    source.add_argument("--distribution", choices=names(), help="a distribution that ships")
+    data.add_argument("--seq-length", type=int, help="context; default the longest sequence")
+    data.add_argument("--global-batch-size", type=int, help="packs per step; default 8 capacities")
+    data.add_argument("--seed", type=int, default=1234)
+    mesh = parser.add_argument_group("ranks")
+    mesh.add_argument("--ranks", type=int, required=True, help="HDP domain: DP x CP")
+    mesh.add_argument("--capacity", type=int, required=True, help="tokens per rank")
+    mesh.add_argument("--pipeline", type=int, default=1, help="pipeline stages")
+    mesh.add_argument("--tensor", type=int, default=1, help="tensor-parallel size")
+    mesh.add_argument("--equal-slots", action="store_true", help="as expert parallelism needs")
+    mesh.add_argument("--offload", action="store_true", help="activations may go to the host")
+    mesh.add_argument("--host-memory", type=float, default=200.0, help="GB per rank for offload")
+    plan = parser.add_argument_group("plan")
+    plan.add_argument("--strategy", choices=[*STRATEGIES], default="auto")
+    plan.add_argument("--compare", action="store_true", help="all strategies side by side")
+    plan.add_argument("--steps", type=int, default=1)
+    presets = ", ".join(CostModel.presets())
+    plan.add_argument(
+        "--profile", default="h100-estimate", help=f"a profile file or a preset: {presets}"
+    )
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true")
+    out.add_argument("--picture", help="FILE.png or FILE.html: ranks over time, first step")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans and prints; the exit code is 1 when a plan is impossible."""
+    console = Console(stderr=True)
+    try:
+        lengths = _lengths(args)
+        requested = [*STRATEGIES] if args.compare else [args.strategy]
+        reports = {}
+        for name in requested:
+            try:
+                reports[name] = report_steps(_config(args, name, lengths), lengths, args)
+            except PlanError as error:
+                if not args.compare:
+                    raise
+                console.print(f"{name}: {error}", style="yellow", markup=False)
+    except (PlanError, OSError, ValueError) as error:
+        console.print(f"megatron_hdp: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    if args.picture:
+        from megatron_hdp.observability.plan_picture import draw_plan
+
+        name = args.strategy if args.strategy in reports else next(iter(reports))
+        first = reports[name][0]
+        draw_plan(first.plan, first.replay, args.picture, f"{name}, {args.ranks} ranks")
+    _print(args, reports)
+    return 0
+
+
+def _lengths(args: argparse.Namespace) -> NDArray[np.int64]:
+    """All lengths of the source, at least 1, at most the context."""
+    if args.distribution:
+        tokens = 16 * args.steps * args.ranks * args.capacity
+        longest = args.seq_length or args.ranks * args.capacity
+        return draw(args.distribution, tokens, longest, args.seed)
+    path = args.lengths
+    if path.endswith(".npy"):
+        lengths = np.load(path)
+    elif os.path.isfile(path):
+        lengths = np.loadtxt(path, dtype=np.int64, ndmin=1)
+    else:
+        lengths = _corpus(path)
+    lengths = np.asarray(lengths, np.int64).ravel()
+    lengths = lengths[lengths > 0]
+    if not len(lengths):
+        raise PlanError(f"--lengths {path} holds no length above 0")
+    if args.seq_length:
+        over = int((lengths > args.seq_length).sum())
+        if over:
+            raise PlanError(
+                f"--seq-length {args.seq_length} is shorter than {over} of {len(lengths)} "
+                f"sequences (the longest has {lengths.max()} tokens): raise it or cut them"
+            )
+    return lengths
+
+
+def _corpus(prefix: str) -> NDArray[np.int64]:
+    import torch
+
+    if not torch.cuda.is_available():
+        from megatron_hdp import cpu
+
+        cpu.install()
+    from megatron_hdp.data.corpus import corpus_lengths
+
+    return corpus_lengths(prefix).astype(np.int64)
+
+
+def _config(args: argparse.Namespace, strategy: str, lengths: NDArray[np.int64]) -> PlannerConfig:
+    context = args.seq_length or int(lengths.max())
+    need = -(-context // args.capacity)
+    fitting = [size for size in range(1, args.ranks + 1) if args.ranks % size == 0 and size >= need]
+    return PlannerConfig(
+        num_ranks=args.ranks,
+        capacity=args.capacity,
+        strategy=strategy,
+        context_parallel_size=fitting[0] if fitting else args.ranks,
+        pipeline_depth=args.pipeline,
+        tensor_parallel=args.tensor,
+        equal_slots=args.equal_slots,
+        cost_model=args.profile,
+        offload=args.offload,
+        host_memory=args.host_memory * 1e9,
+    )
+
+
+def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> None:
+    if args.json:
+        found: list[dict[str, Any]] = [
+            {
+                "strategy": name,
+                "ranks": args.ranks,
+                "capacity": args.capacity,
+                "steps": [step.as_dict() for step in steps],
+            }
+            for name, steps in reports.items()
+        ]
+        print(json.dumps(found if args.compare else found[0], indent=2))
+        return
+    table = Table(title=f"{args.ranks} ranks, capacity {args.capacity}, {args.profile}")
+    headings = ("strategy", "step (s)", "/ bound", "rings", "travelled", "bytes / static",
+                "micro-batches", "peak tokens", "offloaded (GB)", "planner (ms)")  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("strategy", "rings") else "right")
+    for name, steps in reports.items():
+        for step in steps:
+            table.add_row(name, *step.as_row())
+    screen = Console()
+    (screen if screen.width >= 120 else Console(width=120)).print(table)

@@ -1,0 +1,179 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Properties of every planner, on anything hypothesis thinks of."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.ahead import PlanAhead
+from megatron_hdp.planning.bounds import lower_bound
+from megatron_hdp.planning.distributions import draw, names
+from megatron_hdp.planning.order import find_deadlock
+from megatron_hdp.planning.replay import replay
+
+OWN = [name for name in STRATEGIES if name != "static"]
+
+
+@st.composite
+def requests(draw_, ranks=st.integers(1, 64)):
+    """(num_ranks, capacity, lengths): any domain, anything that fits it."""
+    num_ranks = draw_(ranks)
+    capacity = draw_(st.sampled_from([1, 2, 7, 64, 1000, 8192]))
+    longest = num_ranks * capacity
+    kind = draw_(st.sampled_from(["any", "equal", "short", "one long"]))
+    count = draw_(st.integers(1, 60))
+    seed = draw_(st.integers(0, 2**20))
+    random = np.random.RandomState(seed)
+    if kind == "equal":
+        lengths = np.full(count, random.randint(1, longest + 1))
+    elif kind == "short":
+        lengths = random.randint(1, max(2, capacity // 4 + 1), count)
+    else:
+        lengths = np.exp(random.uniform(0, np.log(longest + 1), count)).astype(int)
+        if kind == "one long":
+            lengths[0] = longest
+    return num_ranks, capacity, np.clip(lengths, 1, longest).astype(np.int64)
+
+
+def _plan(strategy, num_ranks, capacity, lengths, **more):
+    config = PlannerConfig(num_ranks=num_ranks, capacity=capacity, strategy=strategy, **more)
+    return config, plan_step(config, StepRequest(np.arange(len(lengths)), lengths))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(requests(), st.sampled_from(OWN), st.sampled_from([1, 2, 4]), st.booleans())
+def test_every_plan_is_valid_and_ends(request_, strategy, depth, equal):
+    num_ranks, capacity, lengths = request_
+    config, plan = _plan(strategy, num_ranks, capacity, lengths, pipeline_depth=depth,
+                         equal_slots=equal)  # fmt: skip
+    plan.validate(
+        ids=np.arange(len(lengths)), lengths=lengths, pipeline_depth=depth, equal_slots=equal
+    )
+    entries = {
+        rank: [mb.ring.ranks if mb.ring else None for mb in plan.micro_batches(rank)]
+        for rank in range(num_ranks)
+    }
+    assert find_deadlock(entries, depth) is None
+    bound = lower_bound(lengths, num_ranks, capacity, config.cost(), depth)
+    assert replay(plan, config.cost(), depth).step_s >= bound * (1 - 1e-9)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(requests(), st.sampled_from(OWN))
+def test_same_request_same_bytes(request_, strategy):
+    first, second = (_plan(strategy, *request_)[1] for _ in range(2))
+    for name in ("ring_of", "rank_of", "slot_of", "ring_ranks", "ring_slots", "predicted_s"):
+        assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
+    assert first.digest() == second.digest()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(requests(), st.sampled_from([1, 4]))
+def test_auto_is_never_predicted_to_be_slower_than_naive(request_, depth):
+    times = {}
+    for strategy in ("auto", "naive"):
+        config, plan = _plan(strategy, *request_, pipeline_depth=depth)
+        times[strategy] = replay(plan, config.cost(), depth).step_s
+    assert times["auto"] <= times["naive"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("num_ranks", [6, 10, 12, 24, 48, 100, 1000])
+def test_any_domain_size(num_ranks):
+    lengths = draw("prolong", 4 * num_ranks * 4096, num_ranks * 4096, seed=5)
+    config, plan = _plan("auto", num_ranks, 4096, lengths)
+    bound = lower_bound(lengths, num_ranks, 4096, config.cost())
+    assert replay(plan, config.cost()).step_s < 1.06 * bound
+
+
+def test_no_ring_ever_waits_without_pipeline_stages():
+    """Nested blocks, top-down: members of a ring have the same history."""
+    lengths = draw("prolong", 8 * 64 * 8192, 64 * 8192, seed=6)
+    config, plan = _plan("auto", 64, 8192, lengths)
+    replayed = replay(plan, config.cost())
+    starts, ends = replayed.forward[0][0], replayed.backward[1][0]
+    waits = starts[:, 1:] - ends[:, :-1]
+    assert np.nanmax(np.abs(waits)) < 1e-9
+
+
+def test_a_million_short_sequences():
+    lengths = np.random.RandomState(0).randint(1, 100, 1_000_000)
+    config, plan = _plan("auto", 64, 8192, lengths)
+    bound = lower_bound(lengths, 64, 8192, config.cost())
+    assert replay(plan, config.cost()).step_s < 1.01 * bound
+
+
+def test_one_sequence_is_spread_so_that_no_rank_is_idle():
+    _, plan = _plan("auto", 8, 65536, np.array([65536]))
+    assert plan.ring_sizes.tolist() == [8]
+
+
+def test_offload_makes_room_for_what_would_not_fit():
+    lengths = np.array([100_000])
+    with pytest.raises(PlanError, match="offload"):
+        _plan("naive", 4, 8192, lengths)
+    config, plan = _plan("naive", 4, 8192, lengths, offload=True, host_memory=1e15)
+    assert plan.offload_ratios.max() > 0
+    plan.validate(ids=np.arange(1), lengths=lengths)
+
+
+def test_order_check_finds_the_shifted_slot():
+    """The same relative order is not enough under 1F1B: a ring needs the same slot."""
+    ring_1, ring_2 = (0, 1), (0, 1)
+    shifted = {0: [ring_1, None, None, None, ring_2], 1: [ring_1, ring_2]}
+    assert find_deadlock(shifted, 1) is None
+    message = find_deadlock(shifted, 4)
+    assert message is not None
+    assert "waits for ever" in message
+    crossed = {0: [(0, 1), (0, 1, 2)], 1: [(0, 1, 2), (0, 1)], 2: [(0, 1, 2)]}
+    assert find_deadlock(crossed, 1) is not None
+
+
+def test_distributions_say_what_the_paper_says():
+    """ByteScale, sections 3.1 and 8.2."""
+    assert {"prolong", "wlb-llm", "wikipedia", "github", "byted", "lognormal"} == set(names())
+    github, byted = (draw(name, 400_000_000, 2**21, seed=1) for name in ("github", "byted"))
+    for lengths, over, share in (
+        (github, 128, 0.162), (github, 256, 0.098), (byted, 128, 0.443), (byted, 256, 0.37),
+    ):  # fmt: skip
+        found = lengths[lengths >= over * 1024].sum() / lengths.sum()
+        assert found == pytest.approx(share, abs=0.03)
+    assert (byted <= 4096).mean() > 0.75
+
+
+def test_planning_ahead_gives_the_same_plans_and_passes_errors_on():
+    config = PlannerConfig(num_ranks=8, capacity=1024)
+
+    def request(step):
+        lengths = draw("wikipedia", 8 * 8 * 1024, 8 * 1024, seed=step)
+        if step == 3:
+            lengths = np.array([10_000])
+        return StepRequest(np.arange(len(lengths)), lengths, step=step)
+
+    ahead = PlanAhead(config, request, lambda step: step < 5, depth=2, timeout_s=60)
+    try:
+        for step in range(3):
+            assert ahead.get(step).digest() == plan_step(config, request(step)).digest()
+        with pytest.raises(PlanError, match=r"step 3 cannot be planned.*10000 tokens"):
+            ahead.get(3)
+        assert ahead.get(4).step == 4
+        assert ahead.exposed_s < 10
+        assert ahead._process is not None
+        ahead._process.kill()
+        with pytest.raises(RuntimeError, match="planning process ended"):
+            ahead.get(5)
+    finally:
+        ahead.close()
+        ahead.close()
+
+
+def test_a_plan_travels_as_bytes():
+    _, plan = _plan("auto", 8, 1024, np.arange(1, 300))
+    again = pickle.loads(pickle.dumps(plan))
+    again.validate(ids=np.arange(299), lengths=np.arange(1, 300))
+    assert again.digest() == plan.digest()
