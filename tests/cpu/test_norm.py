@@ -9,7 +9,8 @@ import torch
 from megatron_hdp.cpu.launch import run_ranks
 from tests.e2e.harness import Recorded, gather, pretrain, worst_error
 
-SP = ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
+SP = ["--tensor-model-parallel-size", "2", "--sequence-parallel",
+      "--make-vocab-size-divisible-by", "64"]  # fmt: skip
 
 
 def _config(**changes):
