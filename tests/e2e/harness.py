@@ -54,6 +54,8 @@ class Recorded:
     """Micro-batches that the schedule ran here, per training step."""
     rings: list[list[int]] = field(default_factory=list)
     """Ring sizes of every training step's plan."""
+    mixed: int = 0
+    """Micro-batches that held ring shards and local sequences."""
     evaluations: list[float] = field(default_factory=list)
 
 
@@ -177,7 +179,9 @@ def _record_plan(recorded: Recorded) -> None:
     if session._session is not None and session._session.last_plan is not None:
         plan = session.current_session().last_plan
         recorded.rings.append([int(size) for size in plan.ring_sizes])
-        recorded.counts.append(len(session.current_session().last_record.slots))
+        slots = session.current_session().last_record.slots
+        recorded.counts.append(len(slots))
+        recorded.mixed += sum(bool(s["ring"]) and s["local_tokens"] > 0 for s in slots)
 
 
 def gather(ranks: list[Recorded], which: str) -> dict[str, np.ndarray]:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 
 import pytest
 
 from megatron_hdp.cpu.launch import run_ranks
+from megatron_hdp.planning.cost import CostModel
 from tests.e2e.harness import Recorded, gather, pretrain, worst_error
 from tests.e2e.oracle import stock_pretrain
 
@@ -39,16 +42,31 @@ CASES = {
     "batch of 1 pack on 4 ranks": (4, 1, "--hdp-strategy naive --context-parallel-size 4"),
     "static DP2 x CP2": (4, 4, "--hdp-strategy static --context-parallel-size 2"),
     "static CP4": (4, 4, "--hdp-strategy static --context-parallel-size 4"),
+    "auto": (4, 4, "--hdp-capacity 64"),
+    "auto, locals behind rings": (3, 6, "--hdp-capacity 90 --hdp-profile {costly}"),
+    "dp-balance": (4, 4, "--hdp-strategy dp-balance --hdp-capacity 64"),
+    "pp-balance": (4, 4, "--hdp-strategy pp-balance --hdp-capacity 64"),
+    "planned in place": (2, 4, "--hdp-capacity 128 --hdp-plan-ahead 0"),
     "reference kernel": (4, 4, "--hdp-strategy naive --hdp-capacity 64 --hdp-attention reference"),
 }
 
 
+@pytest.fixture(scope="module")
+def costly(tmp_path_factory) -> str:
+    """A cost model in which a micro-batch costs so much that `auto` fills up behind rings."""
+    path = tmp_path_factory.mktemp("profile") / "costly.json"
+    preset = dataclasses.asdict(CostModel.load("h100-estimate"))
+    path.write_text(json.dumps(dict(preset, name="costly", fixed_s=0.5)))
+    return str(path)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_fp64_equals_stock(corpus, stock, case):
+def test_fp64_equals_stock(corpus, stock, costly, case):
     ranks, packs, more = CASES[case]
-    argv = [*_arguments(corpus, packs), "--hdp", *more.split()]
+    argv = [*_arguments(corpus, packs), "--hdp", *more.format(costly=costly).split()]
     got = run_ranks(lambda: pretrain(argv, keep_grads=1), ranks)
     wanted = stock(packs)
+    assert "behind" not in case or any(rank.mixed for rank in got)
     for rank in got:
         assert rank.losses == pytest.approx(wanted.losses, rel=1e-6)  # Megatron reports in fp32
         assert rank.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-12)
