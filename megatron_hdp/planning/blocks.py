@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,21 +29,29 @@ class Level:
         return int(self.widths.max())
 
 
-def block_tree(num_ranks: int, *, fine: bool = False) -> list[Level]:
-    """From all ranks down to single ones; a level splits what is wider than a power of two.
+Shape = Literal["powers", "three-quarters", "halves"]
 
-    100 ranks: 100 | 64 36 | 32 32 32 4 | 16 x6 4 | 8 x12 4 | 4 x25 | 2 x50 | 1 x100.
+
+def block_tree(num_ranks: int, shape: Shape = "powers") -> list[Level]:
+    """From all ranks down to single ones.
 
     Args:
-        fine: levels of 3/4 widths too, down to an eighth of the ranks: 100 | 96 4 | 64 32 4 | ...
+        shape: "powers": a level splits what is wider than a power of two, so blocks up to a node's
+            width stay in a node: 100 | 64 36 | 32 32 32 4 | 16 x6 4 | 8 x12 4 | 4 x25 | 2 x50 | 1.
+            "three-quarters": levels of 3/4 widths too, down to an eighth of the ranks.
+            "halves": every block is halved, so no rank is left over: 100 | 50 50 | 25 x4 | ...
     """
-    widths = {1 << k for k in range(num_ranks.bit_length() + 1)}
-    if fine:
-        widths |= {3 * width for width in widths if 3 * width >= num_ranks // 8}
     levels = [Level(np.array([0]), np.array([num_ranks]), np.array([-1]))]
+    if shape == "halves":
+        while levels[-1].widest > 1:
+            levels.append(_split(levels[-1], [-(-int(w) // 2) for w in levels[-1].widths]))
+        return levels
+    widths = {1 << k for k in range(num_ranks.bit_length() + 1)}
+    if shape == "three-quarters":
+        widths |= {3 * width for width in widths if 3 * width >= num_ranks // 8}
     for width in sorted(widths, reverse=True):
         if width < levels[-1].widest:
-            levels.append(_split(levels[-1], width))
+            levels.append(_split(levels[-1], [width] * len(levels[-1].widths)))
     return levels
 
 
@@ -50,9 +59,9 @@ Overlaps = list[list[list[tuple[int, int]]]]
 
 
 @functools.lru_cache(maxsize=4)
-def overlaps(num_ranks: int) -> Overlaps:
+def overlaps(num_ranks: int, shape: Shape = "powers") -> Overlaps:
     """[level][block][other level] -> (first, one past the last) block that shares a rank."""
-    levels = block_tree(num_ranks)
+    levels = block_tree(num_ranks, shape)
     found: Overlaps = []
     for level in levels:
         ends = level.starts + level.widths
@@ -72,11 +81,11 @@ def overlaps(num_ranks: int) -> Overlaps:
     return found
 
 
-def _split(above: Level, width: int) -> Level:
-    """Cuts every block of `above` into blocks of `width` and a rest."""
+def _split(above: Level, pieces: list[int]) -> Level:
+    """Cuts block i of `above` into blocks of pieces[i] ranks and a rest."""
     starts, widths, parents = [], [], []
-    rows = zip(above.starts.tolist(), above.widths.tolist(), strict=True)
-    for parent, (start, size) in enumerate(rows):
+    rows = zip(above.starts.tolist(), above.widths.tolist(), pieces, strict=True)
+    for parent, (start, size, width) in enumerate(rows):
         for offset in range(0, size, width):
             starts.append(start + offset)
             widths.append(min(width, size - offset))

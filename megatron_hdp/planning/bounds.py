@@ -15,7 +15,7 @@ IntLengths = NDArray[np.int64]
 def lower_bound(
     lengths: IntLengths, num_ranks: int, capacity: int, cost: CostModel, pipeline_depth: int = 1
 ) -> float:
-    """Seconds that no plan of these sequences can beat: the largest of four bounds.
+    """Seconds that no plan of these sequences can beat: the largest of five bounds.
 
     *Area.* In a step of length t, a sequence s runs on some ring P >= ceil(s/C) with T(s, P) <= t
     and uses the area P T(s, P) of rank-seconds. P T(s, P) never falls with P: where hops are hidden
@@ -26,6 +26,9 @@ def lower_bound(
     With p stages each rank is p devices that share the work, so the same area is spread over p N.
 
     *Longest.* The longest sequence takes at least its best time over all P.
+
+    *Exclusion.* Two sequences that each need more than half of the ranks share a rank, so their
+    micro-batches follow each other, or are one: their best times add up, on each stage a p-th.
 
     *Path.* With p stages that sequence passes them one after another, forward and backward: its
     whole time, not divided by p. Without stages this is the bound before.
@@ -47,6 +50,9 @@ def lower_bound(
     times = cost.sequence_s(lengths, degrees)
     floor = (float(least.sum()) + fixed) / (num_ranks * pipeline_depth)
     area = _area_bound(lengths, times, least, fixed, num_ranks, capacity, cost, pipeline_depth)
+    wide = lengths[degrees > num_ranks // 2]
+    exclusive = sum(best_time(int(s), num_ranks, capacity, cost) for s in wide) / pipeline_depth
+    longest = max(longest, exclusive)
     if pipeline_depth == 1:
         return max(floor, longest, area)
     window = _window_bound(lengths, least, floor, num_ranks, capacity, cost, pipeline_depth)

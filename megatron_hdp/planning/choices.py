@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hdp.planning.blocks import block_tree
+from megatron_hdp.planning.blocks import Shape, block_tree
 from megatron_hdp.planning.config import PlannerConfig
 from megatron_hdp.planning.cost import CostModel
 
@@ -21,10 +21,10 @@ class RingChoices:
     """
 
     def __init__(
-        self, config: PlannerConfig, cost: CostModel, lengths: Ints, *, fine: bool = False
+        self, config: PlannerConfig, cost: CostModel, lengths: Ints, shape: Shape = "powers"
     ) -> None:
         self.lengths = lengths
-        self.levels = block_tree(config.num_ranks, fine=fine)
+        self.levels = block_tree(config.num_ranks, shape)
         self.needs = -(-lengths // config.capacity)
         """[S] D(s), the fewest ranks."""
         widest = np.array([level.widest for level in self.levels])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hdp.planning.blocks import Level
+from megatron_hdp.planning.blocks import Level, Shape
 from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
@@ -25,6 +25,7 @@ from megatron_hdp.planning.naive import check_fits
 from megatron_hdp.planning.values import Plan
 
 _KAPPAS = (1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.015)
+_SHAPES: tuple[Shape, ...] = ("powers", "three-quarters")
 _GROWTHS = (0.1, 0.2, 0.4)
 """How much rank-time a sequence may lose to hops that are not hidden, to become shorter."""
 _STOP_AT = 1.006
@@ -85,8 +86,8 @@ def plan_laminar(config: PlannerConfig, request: StepRequest) -> Plan:
 def _search(config: PlannerConfig, cost: CostModel, lengths: Ints, bound: float) -> _Placed:
     """The best of several trees, growths and kappas; most steps end after one or a few tries."""
     best: _Placed | None = None
-    for fine in (False, True):
-        placer = _Placer(config, cost, lengths, bound, fine=fine)
+    for shape in _SHAPES:
+        placer = _Placer(config, cost, lengths, bound, shape)
         for growth in _GROWTHS:
             if best is not None and best.step_s <= _SEARCH_ON_ABOVE * bound:
                 return best
@@ -105,13 +106,13 @@ class _Placer:
     """Places one step's sequences, sorted by falling length."""
 
     def __init__(
-        self, config: PlannerConfig, cost: CostModel, lengths: Ints, bound: float, *, fine: bool
+        self, config: PlannerConfig, cost: CostModel, lengths: Ints, bound: float, shape: Shape
     ) -> None:
         self.config = config
         self.cost = cost
         self.lengths = lengths
         self.bound = bound
-        self.choices = RingChoices(config, cost, lengths, fine=fine)
+        self.choices = RingChoices(config, cost, lengths, shape)
         self._tried: set[bytes] = set()
 
     def place(self, kappa: float, growth: float) -> _Placed | None:
@@ -244,16 +245,16 @@ def _longest_first(weights: FloatArray, loads: FloatArray) -> Ints:
 def _room_behind_rings(rings: _Rings, slots: Ints, config: PlannerConfig) -> Ints:
     """[N] tokens free in each rank's last ring micro-batch; the capacity where there is none.
 
-    Only the last one: unequal tails behind an earlier ring would make the next one wait.
+    Only where it is the last one of all its members: unequal tails would make a later ring wait.
     """
-    room = np.full(config.num_ranks, config.capacity, np.int64)
+    room = np.where(slots > 0, 0, config.capacity)
     for start, width, slot, tokens in zip(
         rings.starts, rings.widths, rings.slots, rings.tokens, strict=True
     ):
         members = slice(start, start + width)
-        last = slots[members] == slot + 1
-        room[members] = np.where(last, config.capacity - tokens, room[members])
-    return np.maximum(room, 0)
+        if (slots[members] == slot + 1).all():
+            room[members] = max(0, config.capacity - tokens)
+    return room
 
 
 def _waits_behind_rings(
@@ -265,7 +266,7 @@ def _waits_behind_rings(
     waits = np.zeros(len(slots))
     for start, width, slot in zip(rings.starts, rings.widths, rings.slots, strict=True):
         members = slice(start, start + width)
-        if slots[start] == slot + 1 and (slots[members] == slot + 1).all():
+        if (slots[members] == slot + 1).all():
             waits[members] = tails[members].max() - tails[members]
     return waits
 

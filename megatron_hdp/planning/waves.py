@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hdp.planning.blocks import overlaps
+from megatron_hdp.planning.blocks import Shape, overlaps
 from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
@@ -82,19 +82,25 @@ def plan_waves(config: PlannerConfig, request: StepRequest) -> Plan:
     check_fits(lengths, config)
     order = np.argsort(-lengths, kind="stable")
     bound = lower_bound(lengths, config.num_ranks, config.capacity, cost, depth)
-    choices = RingChoices(config, cost, lengths[order])
     full = float(cost.local_s(np.array([1]))[0]) * config.capacity
     best: tuple[float, Plan] | None = None
-    for theta, growth, ramp in _SETTINGS:
-        level_of = choices.choose(theta * full, growth)
-        waves = _Waves(config, cost, choices, level_of, theta * full, ramp)
-        plan = waves.build(request, order, bound)
-        step_s = replay(plan, cost, depth).step_s
-        if best is None or step_s < best[0]:
-            best = step_s, plan
+    for shape in _shapes(config.num_ranks):
+        choices = RingChoices(config, cost, lengths[order], shape)
+        for theta, growth, ramp in _SETTINGS:
+            level_of = choices.choose(theta * full, growth)
+            waves = _Waves(config, cost, choices, level_of, theta * full, ramp, shape)
+            plan = waves.build(request, order, bound)
+            step_s = replay(plan, cost, depth).step_s
+            if best is None or step_s < best[0]:
+                best = step_s, plan
     assert best is not None
     reordered = with_better_order(best[1], cost, depth)
     return min((best[1], reordered), key=lambda plan: replay(plan, cost, depth).step_s)
+
+
+def _shapes(num_ranks: int) -> tuple[Shape, ...]:
+    """Halving leaves no rank over; for a power of two the trees are the same."""
+    return ("powers",) if num_ranks & (num_ranks - 1) == 0 else ("powers", "halves")
 
 
 def _profile(
@@ -122,6 +128,7 @@ class _Waves:
         level_of: Ints,
         theta: float,
         ramp: tuple[int, float],
+        shape: Shape,
     ) -> None:
         self.config = config
         self.cost = cost
@@ -133,7 +140,7 @@ class _Waves:
         self.rings = _Rings()
         self._starts = [level.starts.tolist() for level in choices.levels]
         self._widths = [level.widths.tolist() for level in choices.levels]
-        self._overlaps = overlaps(config.num_ranks)
+        self._overlaps = overlaps(config.num_ranks, shape)
 
     def build(self, request: StepRequest, order: Ints, bound: float) -> Plan:
         bottom = self.choices.bottom

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_hdp.planning import laminar  # isort: skip
 from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig, StepRequest, plan_step
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.planning.bounds import lower_bound
@@ -177,3 +178,19 @@ def test_a_plan_travels_as_bytes():
     again = pickle.loads(pickle.dumps(plan))
     again.validate(ids=np.arange(299), lengths=np.arange(1, 300))
     assert again.digest() == plan.digest()
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("name", ["byted", "github"])
+def test_prediction_is_the_replay(name, seed):
+    """What a try is judged by must be what the event replay finds."""
+    lengths = np.sort(draw(name, 64 * 8192, 64 * 8192, seed))[::-1]
+    config = PlannerConfig(num_ranks=64, capacity=8192)
+    bound = lower_bound(lengths, 64, 8192, config.cost())
+    request = StepRequest(np.arange(len(lengths)), lengths)
+    placer = laminar._Placer(config, config.cost(), lengths, bound, "powers")
+    placed = placer.place(0.5, 0.1)
+    assert placed is not None
+    for one in (placed, placer.behind_rings(placed)):
+        plan = laminar._assemble(config, request, np.arange(len(lengths)), one, bound)
+        assert replay(plan, config.cost()).step_s == pytest.approx(one.step_s, rel=1e-9)
