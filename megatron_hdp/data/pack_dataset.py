@@ -7,6 +7,7 @@ and the index cache mean what they mean for GPTDataset.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from typing import Any
@@ -72,7 +73,11 @@ class DocumentPackDataset(GPTDataset):
             if prefix is None:
                 return None
             cache = os.path.join(prefix, "cache", f"{type(self).__name__}_indices")
-        base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
+        # Megatron's hash knows the path, not what is there: a corpus built again must not find it.
+        lengths = np.ascontiguousarray(self.dataset.sequence_lengths)
+        content = hashlib.blake2b(lengths.tobytes(), digest_size=8).hexdigest()
+        name = f"{type(self).__name__}-{self.index_split.name}"
+        base = f"{self.unique_description_hash}-{content}-{name}"
         return (
             os.path.join(cache, f"{base}-document_index.npy"),
             os.path.join(cache, f"{base}-pack_index.npy"),

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
+from megatron_hdp import cpu
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.sources import source_of
 from megatron_hdp.runtime.agreement import Agreement
+from megatron_hdp.runtime.attention import select_kernel
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
@@ -38,8 +41,27 @@ def build_hdp_iterators(
     refusal = check_capacity(args, session.require_domain().size)
     if refusal is not None:
         raise ArgumentRefused(f"megatron_hdp: {refusal}")
+    _announce(session, args)
     args.dataloader_type = "external"
     return build(_iterator_provider(provider, session, args))
+
+
+def _announce(session: Session, args: Namespace) -> None:
+    """One line at the start: what was chosen for the user."""
+    from megatron.training import print_rank_0
+
+    options, size = session.options, session.require_domain().size
+    config = planner_config(args, options, size)
+    kernel = select_kernel(
+        options.attention,
+        device=torch.device("cpu" if cpu.is_installed() else "cuda"),
+        dtype=args.params_dtype,
+        head_dim=args.kv_channels,
+    )
+    print_rank_0(
+        f"hdp: domain of {size} ranks, capacity {config.capacity} tokens, strategy "
+        f"{config.strategy}, cost model {config.cost().name}, attention {kernel.name}"
+    )
 
 
 def _iterator_provider(provider: Provider, session: Session, args: Namespace) -> Provider:

@@ -25,7 +25,7 @@ class HdpOptions:
     plan_ahead: int = 2
     """Steps that the planning process works ahead of training; 0 plans in the step itself."""
     profile: str | None = None
-    """A cost-model profile (JSON); None: the preset named in the start-up line."""
+    """A cost-model profile (JSON) or preset; None: the preset named in the start-up line."""
     timeout_minutes: float = 10.0
     """How long a rank waits for another one in a ring or in the plan comparison."""
     trace: str | None = None

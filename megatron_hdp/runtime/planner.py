@@ -6,6 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 
+from megatron_hdp import cpu
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.options import HdpOptions
@@ -21,7 +22,7 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         strategy=options.strategy,
         context_parallel_size=args.context_parallel_size,
         pipeline_depth=args.pipeline_model_parallel_size,
-        cost_model=options.profile or "h100-estimate",
+        cost_model=options.profile or ("cpu-estimate" if cpu.is_installed() else "h100-estimate"),
         tensor_parallel=args.tensor_model_parallel_size,
     )
 

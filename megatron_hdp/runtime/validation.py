@@ -8,11 +8,12 @@ the flag, the value and the way out.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 from megatron_hdp.data.corpus import check_corpora, data_prefixes
+from megatron_hdp.planning import PlanError
+from megatron_hdp.planning.cost import CostModel
 
 
 class ArgumentRefused(SystemExit):
@@ -152,11 +153,11 @@ def _own_option_refusals(args: argparse.Namespace) -> list[str]:
     if not timeout > 0:
         found.append(f"--hdp-timeout-minutes {timeout}: give a positive number.")
     profile = getattr(args, "hdp_profile", None)
-    if profile is not None and not os.path.isfile(profile):
-        found.append(
-            f"--hdp-profile {profile} does not exist: give a profile file, or leave it out for the "
-            f"preset."
-        )
+    if profile is not None:
+        try:
+            CostModel.load(profile)
+        except PlanError as error:
+            found.append(f"--hdp-profile: {error}.")
     return found
 
 

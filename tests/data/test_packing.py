@@ -68,6 +68,30 @@ def test_document_packs_are_cached_and_read_back(build, corpus, tmp_path):  # no
         second[0]
 
 
+def test_a_corpus_built_again_does_not_find_the_old_packs(build, corpus, tmp_path):  # noqa: F811
+    """Megatron's own cache key is the path alone."""
+    import shutil
+
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    from megatron_hdp.data.pack_dataset import DocumentPackDataset
+
+    prefix = str(tmp_path / "again")
+    for end in (".idx", ".bin"):
+        shutil.copy(corpus + end, prefix + end)
+    before = build(DocumentPackDataset, prefixes=(prefix,))
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
+    for _ in range(400):
+        builder.add_item(torch.zeros(200, dtype=torch.int64))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    after = build(DocumentPackDataset, prefixes=(prefix,))
+    packs = np.diff(after.sample_index)
+    assert np.diff(before.sample_index).max() > 1
+    assert packs.max() == 1, "200-token documents do not share a pack of 256"
+
+
 def test_blends_keep_their_weights(build, corpus):  # noqa: F811
     from megatron_hdp.data.pack_dataset import DocumentPackDataset
     from megatron_hdp.data.sources import BlendSource, source_of
