@@ -22,6 +22,10 @@ elif "--hdp-cpu" in sys.argv[1:]:
 
     cpu.install()
 
+from megatron_hdp.cpu import faults  # noqa: E402
+
+faults.handle_needed()  # of Megatron's wheel without Transformer Engine, on GPUs too
+
 import torch  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.datasets.blended_megatron_dataset_builder import (  # noqa: E402

@@ -23,7 +23,7 @@ OUT = ROOT / "out" / "quickstart"
 sys.path.insert(0, str(ROOT / "tools"))
 
 RANKS, STEPS, WARM_UP = 4, 8, 2
-CONTEXT, STATIC_CP, PACKS = 4096, 4, 12
+CONTEXT, STATIC_CP, PACKS = 8192, 4, 6
 TOLERANCE = 1e-4
 """Largest relative difference of a step's loss, fp32."""
 

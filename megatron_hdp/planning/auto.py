@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
+from megatron_hdp.planning.degrees import with_needed_offload
 from megatron_hdp.planning.laminar import plan_laminar
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.replay import replay
-from megatron_hdp.planning.values import Plan
+from megatron_hdp.planning.values import Plan, PlanError
 from megatron_hdp.planning.waves import plan_waves
 
 
@@ -20,9 +21,14 @@ def plan_auto(config: PlannerConfig, request: StepRequest) -> Plan:
         plan = plan_waves(config, request)
     else:
         plan = plan_laminar(config, request)
+    plan = with_needed_offload(plan, config)
     if len(request.lengths) > _SMALL:
         return plan
-    naive = plan_naive(config, request)
+    try:
+        naive = plan_naive(config, request)
+        naive.validate()
+    except PlanError:  # the paper's rule can ask for more ranks than there are
+        return plan
     cost, depth = config.cost(), config.pipeline_depth
     better = replay(naive, cost, depth).step_s < replay(plan, cost, depth).step_s
     return naive if better and not config.equal_slots else plan

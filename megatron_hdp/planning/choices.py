@@ -25,8 +25,8 @@ class RingChoices:
     ) -> None:
         self.lengths = lengths
         self.levels = block_tree(config.num_ranks, shape)
-        self.needs = -(-lengths // config.capacity)
-        """[S] D(s), the fewest ranks."""
+        self.needs = np.minimum(-(-lengths // config.capacity), config.num_ranks)
+        """[S] D(s), the fewest ranks; all of them for a sequence that fits with offload only."""
         widest = np.array([level.widest for level in self.levels])
         # Deepest level whose widest block is wide enough; levels get narrower with their number.
         self.first_level = len(widest) - np.searchsorted(widest[::-1], self.needs) - 1

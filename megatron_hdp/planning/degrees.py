@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from megatron_hdp.planning.config import PlannerConfig
-from megatron_hdp.planning.values import PlanError
+from megatron_hdp.planning.values import Plan, PlanError
 
 
 class Degree(NamedTuple):
@@ -48,6 +51,16 @@ def host_bytes(length: int, degree: Degree, config: PlannerConfig) -> float:
 def layers_per_rank(config: PlannerConfig) -> int:
     """Transformer layers of one pipeline stage."""
     return max(1, config.cost().layers // config.pipeline_depth)
+
+
+def with_needed_offload(plan: Plan, config: PlannerConfig) -> Plan:
+    """The plan with the smallest ratio that brings each over-full micro-batch to the capacity."""
+    layers = layers_per_rank(config)
+    tokens = plan.micro_batch_tokens.astype(np.float64)
+    if not config.offload or layers <= 2 or tokens.max() <= config.capacity:
+        return plan
+    ratios = (1 - config.capacity / np.maximum(tokens, config.capacity)) * layers / (layers - 2)
+    return replace(plan, offload_ratios=np.minimum(ratios, 1.0), num_layers=layers)
 
 
 def ratio_that_fits(length: int, config: PlannerConfig) -> float:

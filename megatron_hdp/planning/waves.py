@@ -177,9 +177,13 @@ class _Waves:
             block = stack[0][1]
             width = self._widths[level][block]
             held = wave.tokens[self._starts[level][block]]
-            if width >= need and held + 2 * -(-length // (2 * width)) <= self.config.capacity:
+            if width >= need and held + self._shard(length, width) <= self.config.capacity:
                 return block
         return self._free_block(wave, level, need) if wave.num_free[level] else None
+
+    def _shard(self, length: int, width: int) -> int:
+        """Most tokens that a member holds; a sequence that fits with offload only fills it."""
+        return min(self.config.capacity, 2 * -(-length // (2 * width)))
 
     def _free_block(self, wave: _Wave, level: int, need: int) -> int | None:
         """The first free block of a level that is wide enough."""
@@ -205,7 +209,7 @@ class _Waves:
             taken, _ = wave.stacks[level][0]
             heapq.heapreplace(wave.stacks[level], (taken + seconds, block))
         wave.used[start : start + width] += seconds
-        wave.tokens[start : start + width] += 2 * -(-length // (2 * width))
+        wave.tokens[start : start + width] += self._shard(length, width)
         self.rings.ring_of.append(ring)
         self.rings.items.append(item)
 

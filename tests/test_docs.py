@@ -1,0 +1,49 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""The docs list what is there."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_fault_and_cpu_default_is_in_the_docs():
+    from megatron_hdp.cpu.arguments import CPU_DEFAULTS
+    from megatron_hdp.cpu.faults import FAULTS
+
+    text = (ROOT / "docs" / "cpu.md").read_text()
+    table = set(re.findall(r"^\| `(megatron\.[\w.:]+)` \|", text, re.MULTILINE))
+    assert table == {fault.symbol for fault in FAULTS}
+    words = text.replace("bias-{gelu,swiglu,dropout}", "bias-gelu bias-swiglu bias-dropout")
+    for name in CPU_DEFAULTS:
+        word = name.removeprefix("no_").removeprefix("apply_").removesuffix("_fusion")
+        assert word.replace("_", "-") in words, name
+
+
+def test_every_requirement_is_justified():
+    names = set()
+    for file in ROOT.glob("requirements*.txt"):
+        names |= set(re.findall(r"^([\w-]+)==", file.read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        asked += extra
+    names |= {re.match(r"[\w-]+", name).group() for name in asked}
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    justified = set(re.findall(r"^\| ([\w-]+) \|", text, re.MULTILINE))
+    assert names <= justified
+
+
+def test_what_is_pinned_is_in_the_range():
+    from packaging.requirements import Requirement
+
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "requirements.txt").read_text(), re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = itertools.chain.from_iterable(project["optional-dependencies"].values())
+    for text in [*project["dependencies"], *extras]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[requirement.name]), text
