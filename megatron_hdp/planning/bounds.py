@@ -33,6 +33,9 @@ def lower_bound(
     *Path.* With p stages that sequence passes them one after another, forward and backward: its
     whole time, not divided by p. Without stages this is the bound before.
 
+    Rings are at least ceil(s/C) wide here, or all ranks for a sequence that fits with offload only;
+    a plan that offloads more could use narrower ones, which matters where hops are not hidden.
+
     *Window.* On stage 0 of a member of the longest sequence's ring of P, between the start of its
     forward and the end of its backward, T(P) passes; 1F1B runs there p-1 other forwards and p-1
     other backwards only, of different micro-batches of at most C tokens per rank. What these
@@ -45,7 +48,7 @@ def lower_bound(
     micro_batches = -(-int(lengths.sum()) // capacity)
     fixed = cost.fixed_s * max(micro_batches, num_ranks if pipeline_depth == 1 else 1)
     longest = best_time(int(lengths[0]), num_ranks, capacity, cost) + cost.fixed_s
-    degrees = -(-lengths // capacity)
+    degrees = np.minimum(-(-lengths // capacity), num_ranks)
     least = degrees * cost.sequence_s(lengths, degrees)
     times = cost.sequence_s(lengths, degrees)
     floor = (float(least.sum()) + fixed) / (num_ranks * pipeline_depth)
@@ -85,7 +88,7 @@ def _area_bound(
         total = fixed + float(least[~slow].sum())
         for length in lengths[slow].tolist():
             if length not in tables:
-                first = minimal_degree(length, capacity)
+                first = min(minimal_degree(length, capacity), num_ranks)
                 sizes = np.arange(first, num_ranks + 1)
                 found = cost.sequence_s(np.full(len(sizes), length), sizes)
                 tables[length] = found, sizes * found
@@ -119,7 +122,8 @@ def _window_bound(
     depth: int,
 ) -> float:
     """The idle time that the longest sequence forces on its ring's first stages."""
-    sizes = np.arange(minimal_degree(int(lengths[0]), capacity), num_ranks + 1)
+    first = min(minimal_degree(int(lengths[0]), capacity), num_ranks)
+    sizes = np.arange(first, num_ranks + 1)
     times = cost.sequence_s(np.full(len(sizes), lengths[0]), sizes)
     order = np.argsort(-least[1:] / lengths[1:], kind="stable") + 1
     tokens = np.concatenate(([0], np.cumsum(lengths[order])))

@@ -122,7 +122,7 @@ def test_offload_makes_room_for_what_would_not_fit():
     assert plan.offload_ratios.max() > 0
     plan.validate(ids=np.arange(1), lengths=lengths)
     for depth in (1, 2):
-        config, plan = _plan("auto", 4, 8192, np.array([40_000, 3000, 5]), offload=True,
+        _, plan = _plan("auto", 4, 8192, np.array([40_000, 3000, 5]), offload=True,
                              pipeline_depth=depth)  # fmt: skip
         assert 0.15 < plan.offload_ratios.max() < 0.3
         assert plan.num_layers == 32 // depth
