@@ -1,5 +1,9 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""One parent imports torch and Megatron; every multi-rank test forks its ranks from it."""
+"""One parent imports torch and Megatron; every multi-rank test forks its ranks from it.
+
+CPU mode is for the life of a process and refuses a machine's GPUs, so GPUs are hidden from a run of
+the tests, and those marked gpu run by themselves: ./scripts/test.sh -m gpu
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,29 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 import numpy as np
 import pytest
+
+
+def pytest_configure(config):
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_modifyitems(config, items):
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if config.getoption("markexpr") != "gpu":
+        reason = "needs a GPU: run ./scripts/test.sh -m gpu where one is"
+    elif for_gpu and not _has_gpu():
+        reason = "needs a GPU, and this machine has none"
+    else:
+        return
+    for item in for_gpu:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     """Plans and prints; the exit code is 1 when a plan is impossible."""
     console = Console(stderr=True)
     try:
+        for name in ("ranks", "capacity", "steps", "pipeline", "tensor"):
+            if getattr(args, name) < 1:
+                raise PlanError(f"--{name} {getattr(args, name)}: give at least 1")
         lengths = _lengths(args)
         requested = [*STRATEGIES] if args.compare else [args.strategy]
         reports = {}
@@ -63,17 +66,21 @@ def run(args: argparse.Namespace) -> int:
                 if not args.compare:
                     raise
                 console.print(f"{name}: {error}", style="yellow", markup=False)
+        if args.picture:
+            _draw(args, reports)
     except (PlanError, OSError, ValueError) as error:
         console.print(f"megatron_hdp: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
-    if args.picture:
-        from megatron_hdp.observability.plan_picture import draw_plan
-
-        name = args.strategy if args.strategy in reports else next(iter(reports))
-        first = reports[name][0]
-        draw_plan(first.plan, first.replay, args.picture, f"{name}, {args.ranks} ranks")
     _print(args, reports)
     return 0
+
+
+def _draw(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> None:
+    from megatron_hdp.observability.plan_picture import draw_plan
+
+    name = args.strategy if args.strategy in reports else next(iter(reports))
+    first = reports[name][0]
+    draw_plan(first.plan, first.replay, args.picture, f"{name}, {args.ranks} ranks")
 
 
 def _lengths(args: argparse.Namespace) -> NDArray[np.int64]:

@@ -42,7 +42,9 @@ def _wrap_training_log(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:  # fmt: skip
         result = original(loss_dict, total_loss_dict, learning_rate, iteration, *args, **kwargs)
-        log_step(session.current_session(), iteration)
+        log_step(
+            session.current_session(), iteration, first=kwargs.get("is_first_iteration", False)
+        )
         return result
 
     return training_log
