@@ -8,7 +8,7 @@ from megatron_hdp.runtime.records import StepRecord, summarise
 from megatron_hdp.runtime.session import Session
 
 
-def log_step(session: Session, iteration: int, *, first: bool) -> None:
+def log_step(session: Session, iteration: int, first: bool) -> None:
     """Prints the line on the last rank, where and when Megatron prints its own.
 
     Args:

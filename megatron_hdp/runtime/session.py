@@ -6,6 +6,7 @@ Nothing about a micro-batch is here (that travels in PackedSeqParams).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_hdp.planning.values import Plan
@@ -24,6 +25,8 @@ class Session:
     """The newest training step's plan, for the log line."""
     last_record: StepRecord | None = None
     """The newest training step's record on this rank."""
+    log_step: Callable[[Session, int, bool], None] | None = None
+    """Called after Megatron's log function, with the iteration and whether it is the first."""
 
     def require_domain(self) -> Domain:
         if self.domain is None:

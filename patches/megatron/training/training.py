@@ -33,7 +33,6 @@ def _wrap_forward_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_training_log(original: Callable[..., Any]) -> Callable[..., Any]:
-    from megatron_hdp.observability.log_line import log_step
     from megatron_hdp.runtime import session
 
     @functools.wraps(original)
@@ -42,9 +41,9 @@ def _wrap_training_log(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:  # fmt: skip
         result = original(loss_dict, total_loss_dict, learning_rate, iteration, *args, **kwargs)
-        log_step(
-            session.current_session(), iteration, first=kwargs.get("is_first_iteration", False)
-        )
+        current = session.current_session()
+        if current.log_step is not None:
+            current.log_step(current, iteration, bool(kwargs.get("is_first_iteration", False)))
         return result
 
     return training_log

@@ -1,0 +1,67 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""TP x PP x HDP against stock Megatron on one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_hdp.cpu.launch import run_ranks
+from tests.e2e.harness import gather, pretrain, worst_error
+from tests.e2e.oracle import stock_pretrain
+
+# A vocabulary that every TP size here pads to the same, and a depth that PP 4 divides.
+MODEL = ["--num-layers", "4", "--train-iters", "4", "--make-vocab-size-divisible-by", "64"]
+
+
+@pytest.fixture(scope="module")
+def stock(corpus):
+    runs = {}
+
+    def run(packs: int):
+        if packs not in runs:
+            argv = ["--data-path", corpus, *MODEL, "--global-batch-size", str(packs)]
+            runs[packs] = run_ranks(lambda: stock_pretrain(argv, keep_grads=1), 1)[0]
+        return runs[packs]
+
+    return run
+
+
+CASES = {
+    "PP2 x HDP2": (4, 4, "--pipeline-model-parallel-size 2 --hdp-capacity 128"),
+    "PP2 x HDP3": (6, 6, "--pipeline-model-parallel-size 2 --hdp-capacity 90"),
+    "PP4 x HDP2": (8, 4, "--pipeline-model-parallel-size 4 --hdp-capacity 128"),
+    "TP2 x HDP2": (4, 4, "--tensor-model-parallel-size 2 --hdp-capacity 128"),
+    "TP2 x HDP4": (8, 4, "--tensor-model-parallel-size 2 --hdp-capacity 64"),
+    "TP2 x PP2 x HDP2": (
+        8, 4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --hdp-capacity 128"
+    ),
+    "PP2 x HDP2, static CP kept": (
+        4, 4, "--pipeline-model-parallel-size 2 --context-parallel-size 2"
+    ),
+}  # fmt: skip
+OPTIONS = {
+    "plain": "",
+    "full recompute": "--recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
+    "overlap": "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    "selective recompute": "--recompute-granularity selective --recompute-modules core_attn",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_fp64_equals_stock(corpus, stock, case, option):
+    ranks, packs, more = CASES[case]
+    argv = ["--data-path", corpus, *MODEL, "--global-batch-size", str(packs), "--hdp",
+            *more.split(), *OPTIONS[option].split()]  # fmt: skip
+    got = run_ranks(lambda: pretrain(argv, keep_grads=1), ranks)
+    wanted = stock(packs)
+    for rank in got:
+        # Megatron takes the norm's maximum over model-parallel ranks in fp32.
+        assert rank.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-6)
+        if rank.losses:
+            assert rank.losses == pytest.approx(wanted.losses, rel=1e-6)
+    if option != "overlap":  # there a rank's main_grad is whole in its own shard only
+        assert worst_error(gather(got, "grads"), gather([wanted], "grads")) < 1e-12
+    assert worst_error(gather(got, "params"), gather([wanted], "params")) < 1e-12
