@@ -42,6 +42,12 @@ class PlanBuilder:
         self._slot_of[sequences] = slot
         self.counts[rank] = max(self.counts[rank], slot + 1)
 
+    def add_locals(self, sequences: IntArray, rank_of: IntArray, slot_of: IntArray) -> None:
+        """Puts many whole sequences, each on its own rank and slot."""
+        self._rank_of[sequences] = rank_of
+        self._slot_of[sequences] = slot_of
+        np.maximum.at(self.counts, rank_of, np.asarray(slot_of, np.int32) + 1)
+
     def build(
         self,
         step: int,

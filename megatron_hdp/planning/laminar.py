@@ -21,13 +21,18 @@ from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.cost import CostModel, FloatArray
+from megatron_hdp.planning.gang import plan_gang
 from megatron_hdp.planning.naive import check_fits
+from megatron_hdp.planning.packing import first_fit, longest_first
+from megatron_hdp.planning.replay import replay
 from megatron_hdp.planning.values import Plan
 
 _KAPPAS = (1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.015)
 _SHAPES: tuple[Shape, ...] = ("powers", "three-quarters")
 _GROWTHS = (0.1, 0.2, 0.4)
 """How much rank-time a sequence may lose to hops that are not hidden, to become shorter."""
+_GANG_LIMITS = (2.0, 1.0, 0.5)
+"""How long, against the bound, a ring of exact size may be."""
 _STOP_AT = 1.006
 _SEARCH_ON_ABOVE = 1.01
 _TRAVEL = 0.01
@@ -84,7 +89,11 @@ def plan_laminar(config: PlannerConfig, request: StepRequest) -> Plan:
     order = np.argsort(-lengths, kind="stable")
     bound = lower_bound(lengths, config.num_ranks, config.capacity, cost)
     best = _search(config, cost, lengths[order], bound)
-    return _assemble(config, request, order, best, bound)
+    plan = _assemble(config, request, order, best, bound)
+    if best.step_s <= _SEARCH_ON_ABOVE * bound or config.equal_slots:
+        return plan
+    exact = [plan_gang(config, request, limit * bound) for limit in _GANG_LIMITS]
+    return min((plan, *exact), key=lambda tried: replay(tried, cost).step_s)
 
 
 def _search(config: PlannerConfig, cost: CostModel, lengths: Ints, bound: float) -> _Placed:
@@ -155,11 +164,11 @@ class _Placer:
         fixed = self.cost.fixed_s
         seconds = self.cost.local_s(lengths)
         weights = seconds + _FIXED_SLACK * fixed / self.config.capacity * lengths
-        rank_of = _longest_first(weights, loads)
+        rank_of = longest_first(weights, loads)
         room = np.where(slots > 0, 0, self.config.capacity)
         if behind:
             room = _room_behind_rings(rings, slots, self.config)
-        slot_of, counts = _first_fit(lengths, rank_of, room, slots, self.config.capacity)
+        slot_of, counts = first_fit(lengths, rank_of, room, slots, self.config.capacity)
         total = loads + np.bincount(rank_of, weights=seconds, minlength=len(loads))
         if behind:
             total += _waits_behind_rings(rings, slots, rank_of, slot_of, seconds)
@@ -235,19 +244,6 @@ class _RingSeconds:
         return self._linear * tokens / width + step + (width - 1) * max(step, transfer)
 
 
-def _longest_first(weights: FloatArray, loads: FloatArray) -> Ints:
-    """Each item, in the given falling order, to the least loaded rank (ties: the lower rank)."""
-    heap = [(load, rank) for rank, load in enumerate(loads.tolist())]
-    heapq.heapify(heap)
-    ranks = np.empty(len(weights), np.int64)
-    replace = heapq.heapreplace
-    for i, weight in enumerate(weights.tolist()):
-        load, rank = heap[0]
-        ranks[i] = rank
-        replace(heap, (load + weight, rank))
-    return ranks
-
-
 def _room_behind_rings(rings: _Rings, slots: Ints, config: PlannerConfig) -> Ints:
     """[N] tokens free in each rank's last ring micro-batch; the capacity where there is none.
 
@@ -275,38 +271,6 @@ def _waits_behind_rings(
         if (slots[members] == slot + 1).all():
             waits[members] = tails[members].max() - tails[members]
     return waits
-
-
-def _first_fit(
-    lengths: Ints, rank_of: Ints, room: Ints, ring_slots: Ints, capacity: int
-) -> tuple[Ints, Ints]:
-    """First fit of every rank's sequences (falling length) into micro-batches, all ranks at once.
-
-    Returns:
-        slot_of [n]; counts [N], the ring micro-batches included, at least 1.
-    """
-    ranks = len(room)
-    by_rank = np.argsort(rank_of, kind="stable")
-    per_rank = np.bincount(rank_of, minlength=ranks)
-    first = np.cumsum(per_rank) - per_rank
-    free = np.full((ranks, 2), capacity, np.int64)
-    free[:, 0] = room
-    slot_of = np.empty(len(lengths), np.int64)
-    base = np.maximum(ring_slots - 1, 0)
-    for turn in range(int(per_rank.max(initial=0))):
-        who = np.flatnonzero(per_rank > turn)
-        items = by_rank[first[who] + turn]
-        size = lengths[items]
-        fits = free[who] >= size[:, None]
-        if not fits[:, -1].all():
-            free = np.hstack((free, np.full((ranks, 2), capacity, np.int64)))
-            fits = free[who] >= size[:, None]
-        where = fits.argmax(1)
-        free[who, where] -= size
-        slot_of[items] = base[who] + where
-    counts = np.maximum(ring_slots, 1)
-    np.maximum.at(counts, rank_of, slot_of + 1)
-    return slot_of, counts
 
 
 def _assemble(

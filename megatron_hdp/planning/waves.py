@@ -24,6 +24,7 @@ from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.cost import CostModel, FloatArray
 from megatron_hdp.planning.naive import check_fits
+from megatron_hdp.planning.packing import longest_first
 from megatron_hdp.planning.replay import replay
 from megatron_hdp.planning.slot_order import with_better_order
 from megatron_hdp.planning.values import Plan
@@ -252,7 +253,7 @@ class _Waves:
         tokens = np.stack([wave.tokens for wave in self.waves], axis=1)
         theta = np.array([wave.theta for wave in self.waves])
         loads = used.sum(1)
-        rank_of = _longest_first(seconds, loads)
+        rank_of = longest_first(seconds, loads)
         lengths = self.choices.lengths[local]
         left = theta - used
         room = self.config.capacity - tokens
@@ -341,15 +342,3 @@ class _Waves:
             micro_batch_counts=last.astype(np.int32),
             lower_bound_s=bound,
         )
-
-
-def _longest_first(weights: FloatArray, loads: FloatArray) -> Ints:
-    """Each item, in falling order of the items given, to the least loaded rank."""
-    heap = [(load, rank) for rank, load in enumerate(loads.tolist())]
-    heapq.heapify(heap)
-    ranks = np.empty(len(weights), np.int64)
-    for i, weight in enumerate(weights.tolist()):
-        load, rank = heap[0]
-        ranks[i] = rank
-        heapq.heapreplace(heap, (load + weight, rank))
-    return ranks
