@@ -4,7 +4,8 @@
 1. Every token exactly once: each sequence sits on one ring or one rank, none is lost or added.
 2. Rings have distinct ranks, at least two; a micro-batch has at most one ring.
 3. A ring has the same slot on every member, slots have no gaps, every rank has a micro-batch: with
-   these no wait cycle exists, at any pipeline depth (design.md, section 4; `order.py` replays it).
+   these no wait cycle exists, at any pipeline depth. Small plans are walked through besides, every
+   forward and backward of every stage (`order.py`); large ones rest on the rule.
 4. Resident tokens of a micro-batch stay within the capacity at its offload ratio.
 5. With `equal_slots` all ranks have the same number of micro-batches.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from megatron_hdp.planning.order import Entry, find_deadlock
 from megatron_hdp.planning.values import IntArray, Plan, PlanError, resident_fraction
 
 
@@ -36,6 +38,25 @@ def validate(
     _check_rings(plan)
     _check_slots(plan, equal_slots)
     _check_memory(plan)
+    _check_order(plan, pipeline_depth)
+
+
+_WALKED_OPERATIONS = 4096
+
+
+def _check_order(plan: Plan, depth: int) -> None:
+    if 2 * depth * int(plan.micro_batch_counts.sum()) > _WALKED_OPERATIONS:
+        return
+    entries: dict[int, list[Entry]] = {
+        rank: [None] * int(count) for rank, count in enumerate(plan.micro_batch_counts)
+    }
+    for number in range(plan.num_rings):
+        ring = plan.ring(number).ranks
+        for rank in ring:
+            entries[rank][int(plan.ring_slots[number])] = ring
+    deadlock = find_deadlock(entries, depth)
+    if deadlock is not None:
+        raise PlanError(f"the plan deadlocks: {deadlock}")
 
 
 def _check_shapes(plan: Plan) -> None:

@@ -155,22 +155,30 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_pipeline_model_parallel_rank(),
         )
-        for name, parameter in inner.named_parameters():
-            name = global_name(name, inner)
-            recorded.params[name] = parameter.detach().double().numpy().copy()
-            if getattr(parameter, "tensor_model_parallel", False):
-                recorded.partition_dims[name] = parameter.partition_dim
+        _record_params(recorded, inner)
         _record_plan(recorded)
         return result
 
     def recording_evaluate(*args, **kwargs):
         result = evaluate(*args, **kwargs)
+        # Overlapped gathers of the last step are complete only when evaluation begins.
+        _record_params(
+            recorded, get_attr_wrapped_model(args[2][0], "decoder", return_model_obj=True)
+        )
         if result[0]:
             recorded.evaluations.append(float(result[0]["lm loss"]))
         return result
 
     training.train_step = recording_step
     training.evaluate = recording_evaluate
+
+
+def _record_params(recorded: Recorded, model) -> None:
+    for name, parameter in model.named_parameters():
+        name = global_name(name, model)
+        recorded.params[name] = parameter.detach().double().numpy().copy()
+        if getattr(parameter, "tensor_model_parallel", False):
+            recorded.partition_dims[name] = parameter.partition_dim
 
 
 def _record_plan(recorded: Recorded) -> None:
