@@ -7,9 +7,10 @@ compares its digest over all ranks, and reads this rank's own tokens. `begin_ste
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,7 +116,6 @@ class HdpDataIterator:
         self._planner = planner
         self._agreement = agreement
         self._next_step = config.first_step
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"hdp-{config.name}")
         self._pending: Future[PreparedStep] | None = None
         self.current: PreparedStep | None = None
         self.waited_s = 0.0
@@ -162,12 +162,25 @@ class HdpDataIterator:
         return dict(running.batch)
 
     def close(self) -> None:
-        """Ends the thread and the planning process. Idempotent."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the planning process. Idempotent."""
         self._planner.close()
 
     def _submit(self, step: int) -> Future[PreparedStep]:
-        return self._thread.submit(self._prepare, step)
+        """Prepares a step on a thread of its own.
+
+        A daemon: a rank that fails must end at once, not wait for others in a comparison first.
+        """
+        future: Future[PreparedStep] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._prepare(step))
+            except BaseException as error:
+                future.set_exception(error)
+
+        name = f"hdp-{self.config.name}-{step}"
+        threading.Thread(target=run, name=name, daemon=True).start()
+        return future
 
     def _prepare(self, step: int) -> PreparedStep:
         plan = self._planner.get(step)
