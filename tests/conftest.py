@@ -54,19 +54,30 @@ def megatron_on_cpu():
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory, megatron_on_cpu) -> str:
     """Prefix of a small corpus: lengths 1 to 256, most of them short, some the context length."""
-    import torch
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    prefix = str(tmp_path_factory.mktemp("corpus") / "tiny")
     rng = np.random.RandomState(0)
     lengths = np.concatenate(
         (rng.randint(1, 40, 300), rng.randint(40, 257, 60), [1, 1, 2, 3, 5, 255, 256, 256])
     )
     rng.shuffle(lengths)
+    return _write_corpus(tmp_path_factory.mktemp("corpus") / "tiny", lengths, rng)
+
+
+@pytest.fixture(scope="session")
+def dust(tmp_path_factory, megatron_on_cpu) -> str:
+    """Prefix of a corpus of 1 to 3 tokens a document: hundreds of sequences in a pack of 256."""
+    rng = np.random.RandomState(1)
+    lengths = rng.choice([1, 2, 3], 3000, p=[0.8, 0.15, 0.05])
+    return _write_corpus(tmp_path_factory.mktemp("corpus") / "dust", lengths, rng)
+
+
+def _write_corpus(prefix, lengths, rng) -> str:
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
     for length in lengths:
         tokens = np.append(rng.randint(0, 120, length - 1), 127 - 1)
         builder.add_item(torch.from_numpy(tokens))
         builder.end_document()
     builder.finalize(f"{prefix}.idx")
-    return prefix
+    return str(prefix)

@@ -19,6 +19,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.core_attention import carried_state, ring_attention_class
 from megatron_hdp.runtime.rope import PositionRotaryEmbedding
@@ -48,6 +49,8 @@ def check_config(config: TransformerConfig) -> None:
             "the model's config has calculate_per_token_loss off, with which HDP's gradients would "
             "be wrong: build it from the parsed arguments, or set it to True."
         )
+    for refusal in check_attention_config(config):
+        raise RuntimeError(f"megatron_hdp: {refusal}")
 
 
 def ring_spec(spec: Spec) -> Spec:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from megatron_hdp.data.corpus import check_corpora, data_prefixes
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.runtime.attention.support import check_attention_config
 
 
 class ArgumentRefused(SystemExit):
@@ -45,7 +46,6 @@ _NOT_YET = "it is not supported with HDP yet: leave it out, or train without --h
 
 RULES = (
     Rule("hybrid_context_parallel", _set, "--hybrid-context-parallel", "use --hdp alone instead"),
-    Rule("multi_latent_attention", _set, "--multi-latent-attention", _NOT_YET),
     Rule("mtp_num_layers", _set, "--mtp-num-layers", _NOT_YET),
     Rule("num_experts", _set, "--num-experts", _NOT_YET),
     Rule("hybrid_layer_pattern", _set, "--hybrid-layer-pattern", _NOT_YET),
@@ -74,7 +74,6 @@ RULES = (
          "positions restart per sequence already: leave it out"),
     Rule("check_for_spiky_loss", _set, "--check-for-spiky-loss",
          "it compares sums per micro-batch, which mean nothing when those differ: leave it out"),
-    Rule("attention_dropout", _positive, "--attention-dropout", "pass --attention-dropout 0.0"),
     Rule("hidden_dropout", _positive, "--hidden-dropout", "pass --hidden-dropout 0.0"),
     Rule("dataloader_defer_npy_index_mmap", _set, "--dataloader-defer-npy-index-mmap",
          "leave it out"),
@@ -110,6 +109,7 @@ def refusals(args: argparse.Namespace) -> list[str]:
         if rule.bad(value):
             shown = "" if value is True else f" {value}"
             found.append(f"{rule.flag}{shown}: {rule.way_out}.")
+    found += check_attention_config(args)
     positions = getattr(args, "position_embedding_type", "rope")
     if positions not in _SUPPORTED_POSITIONS:
         found.append(

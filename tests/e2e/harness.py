@@ -54,6 +54,8 @@ class Recorded:
     """Micro-batches that the schedule ran here, per training step."""
     rings: list[list[int]] = field(default_factory=list)
     """Ring sizes of every training step's plan."""
+    sequences: list[int] = field(default_factory=list)
+    """Sequences in every training step's plan."""
     mixed: int = 0
     """Micro-batches that held ring shards and local sequences."""
     evaluations: list[float] = field(default_factory=list)
@@ -186,6 +188,7 @@ def _record_plan(recorded: Recorded) -> None:
 
     if session._session is not None and session._session.last_plan is not None:
         plan = session.current_session().last_plan
+        recorded.sequences.append(plan.num_sequences)
         recorded.rings.append([int(size) for size in plan.ring_sizes])
         slots = session.current_session().last_record.slots
         recorded.counts.append(len(slots))

@@ -53,8 +53,16 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--data-path", "{corpus}", "--attention-dropout", "0.1"],
             ["--attention-dropout 0.1", "pass --attention-dropout 0.0"],
         ),
+        (
+            ["--data-path", "{corpus}", "--softmax-type", "off-by-one"],
+            ["--softmax-type off-by-one", "pass --softmax-type vanilla"],
+        ),
+        (
+            ["--data-path", "{corpus}", "--window-size", "64,0"],
+            ["--window-size (64, 0)", "without --hdp"],
+        ),
     ],
-    ids=["no-index", "truncated", "context", "capacity", "hybrid-cp", "moe", "dropout"],
+    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window".split(),
 )
 def test_one_sentence_and_no_process_group(corpus, tmp_path, argv, words):
     names = {"corpus": corpus, "tmp": tmp_path, "truncated": _truncated(corpus, tmp_path)}
@@ -71,10 +79,11 @@ def test_every_refused_attribute_is_one_of_megatrons(megatron_on_cpu):
     """A rule whose attribute Megatron renamed would never fire."""
     from megatron.training.arguments import add_megatron_arguments
 
+    from megatron_hdp.runtime.attention.support import SETTINGS
     from megatron_hdp.runtime.validation import RULES
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     known = {action.dest for action in parser._actions}
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    assert {rule.attribute for rule in RULES} <= known
-    assert {rule.flag for rule in RULES} <= flags
+    assert {rule.attribute for rule in (*RULES, *SETTINGS)} <= known
+    assert {rule.flag for rule in (*RULES, *SETTINGS)} <= flags

@@ -75,6 +75,20 @@ def test_fp64_equals_stock(corpus, stock, costly, case):
     assert worst_error(gather(got, "params"), gather([wanted], "params")) < 1e-12
 
 
+@pytest.mark.parametrize("strategy", ["naive", "auto"])
+def test_a_pack_of_hundreds_equals_stock(dust, strategy):
+    """Three packs of about 200 sequences each, most of them a single token."""
+    argv = ["--data-path", dust, "--train-iters", "2", "--global-batch-size", "3"]
+    wanted = run_ranks(lambda: stock_pretrain(argv, fp64=True, keep_grads=1), 1)[0]
+    more = ["--hdp", "--hdp-strategy", strategy, "--hdp-capacity", "90"]
+    got = run_ranks(lambda: pretrain([*argv, *more], keep_grads=1), 3)
+    for rank in got:
+        assert rank.sequences[0] > 450
+        assert rank.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-12)
+    assert worst_error(gather(got, "grads"), gather([wanted], "grads")) < 1e-12
+    assert worst_error(gather(got, "params"), gather([wanted], "params")) < 1e-12
+
+
 def test_steps_mix_ring_sizes_and_unequal_counts(corpus):
     """The parity cases are worth something only if the plans have what they claim."""
     argv = [*_arguments(corpus, 4), "--hdp", *CASES["4 ranks, rings 1-4"][2].split()]

@@ -1,0 +1,60 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Which of Megatron's attention settings the ring can honour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class _Setting(NamedTuple):
+    """One field of TransformerConfig that the ring would otherwise ignore in silence."""
+
+    attribute: str
+    flag: str
+    asked_for: Callable[[Any], bool]
+    way_out: str
+
+
+SETTINGS = (
+    _Setting("multi_latent_attention", "--multi-latent-attention", bool, "leave it out"),
+    _Setting("window_size", "--window-size", bool, "leave it out"),
+    _Setting(
+        "softmax_type",
+        "--softmax-type",
+        lambda value: value not in (None, "vanilla"),
+        "pass --softmax-type vanilla",
+    ),
+    _Setting("attention_dropout", "--attention-dropout", bool, "pass --attention-dropout 0.0"),
+    _Setting(
+        "apply_query_key_layer_scaling",
+        "--apply-query-key-layer-scaling",
+        bool,
+        "leave it out; scores are kept in fp32 already",
+    ),
+    _Setting("qk_clip", "--qk-clip", bool, "leave it out; the kernels report no largest logit"),
+    _Setting(
+        "log_max_attention_logit",
+        "--log-max-attention-logit",
+        bool,
+        "leave it out; the kernels report no largest logit",
+    ),
+)
+
+
+def check_attention_config(config: Any) -> list[str]:
+    """One sentence for each setting that ring attention does not support yet.
+
+    Args:
+        config: a TransformerConfig, or parsed arguments: both have the same names.
+    """
+    found = []
+    for setting in SETTINGS:
+        value = getattr(config, setting.attribute, None)
+        if setting.asked_for(value):
+            shown = "" if value is True else f" {value}"
+            found.append(
+                f"{setting.flag}{shown} is not supported with HDP's ring attention yet: "
+                f"{setting.way_out}, or train without --hdp."
+            )
+    return found
