@@ -34,11 +34,11 @@ def enable(**options: Any) -> None:
     from megatron_hdp.patches.versions import check_versions
 
     check_versions()
-    from megatron_hdp.observability.log_line import log_step
+    from megatron_hdp.observability.step_log import StepLog
     from megatron_hdp.runtime import session
     from megatron_hdp.runtime.options import HdpOptions
 
-    session.start(HdpOptions(**options)).log_step = log_step
+    session.start(HdpOptions(**options)).log_step = StepLog()
     apply_all()
 
 

@@ -1,28 +1,10 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""The `hdp:` line that follows Megatron's log line, and its numbers for the writers."""
+"""The `hdp:` line that follows Megatron's log line."""
 
 from __future__ import annotations
 
 from megatron_hdp.planning.values import Plan
 from megatron_hdp.runtime.records import StepRecord, summarise
-from megatron_hdp.runtime.session import Session
-
-
-def log_step(session: Session, iteration: int, first: bool) -> None:
-    """Prints the line on the last rank, where and when Megatron prints its own.
-
-    Args:
-        first: the first iteration after a start, which Megatron logs besides its interval.
-    """
-    from megatron.training import get_args
-    from megatron.training.utils import print_rank_last
-
-    plan, record = session.last_plan, session.last_record
-    if plan is None or record is None:
-        return
-    if not first and iteration % get_args().log_interval:
-        return
-    print_rank_last(format_line(plan, record))
 
 
 def format_line(plan: Plan, record: StepRecord) -> str:

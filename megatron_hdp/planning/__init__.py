@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
-from megatron_hdp.planning.planner import STRATEGIES, plan_step
+from megatron_hdp.planning.planner import STRATEGIES, plan_step, predict_step
 from megatron_hdp.planning.values import (
     MicroBatch,
     Plan,
@@ -25,4 +25,5 @@ __all__ = [
     "Sequence",
     "StepRequest",
     "plan_step",
+    "predict_step",
 ]

@@ -10,7 +10,7 @@ from megatron_hdp.planning.auto import plan_auto
 from megatron_hdp.planning.balance import plan_dp_balance, plan_pp_balance
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.naive import plan_naive
-from megatron_hdp.planning.replay import micro_batch_s
+from megatron_hdp.planning.replay import micro_batch_s, replay
 from megatron_hdp.planning.static import plan_static
 from megatron_hdp.planning.values import Plan, PlanError
 
@@ -46,3 +46,11 @@ def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
         equal_slots=config.equal_slots,
     )
     return plan
+
+
+def predict_step(config: PlannerConfig, plan: Plan) -> Plan:
+    """The plan with the step time that the event replay predicts.
+
+    Apart from `plan_step`, since only those who show that time need the replay.
+    """
+    return replace(plan, predicted_step_s=replay(plan, config.cost(), config.pipeline_depth).step_s)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import pickle
 import sys
-from dataclasses import replace
 
-from megatron_hdp.planning.planner import plan_step
+from megatron_hdp.planning.planner import plan_step, predict_step
 
 
 def main() -> None:
@@ -25,8 +24,9 @@ def main() -> None:
         except EOFError:
             return
         try:
-            # replace() leaves out what the plan has computed and can compute again
-            answer: tuple[str, object] = ("plan", replace(plan_step(config, request)))
+            # A new plan: without what the validated one has computed and can compute again.
+            plan = predict_step(config, plan_step(config, request))
+            answer: tuple[str, object] = ("plan", plan)
         except Exception as error:
             answer = ("error", f"{type(error).__name__}: {error}")
         try:

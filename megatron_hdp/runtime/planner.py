@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from megatron_hdp import cpu
-from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.step import Planner, StepRequests
@@ -35,7 +35,7 @@ class PlanInPlace:
         self._request = request
 
     def get(self, step: int) -> Plan:
-        return plan_step(self._config, self._request(step))
+        return predict_step(self._config, plan_step(self._config, self._request(step)))
 
     def close(self) -> None: ...
 

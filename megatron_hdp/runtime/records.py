@@ -43,6 +43,11 @@ class StepRecord:
     loss_tokens: float = 0.0
     """Tokens that the sum is over."""
 
+    @property
+    def duration_s(self) -> float:
+        """The schedule, from its first forward to its last backward on this rank."""
+        return self.end_s - self.begin_s
+
     def write(self, folder: str, global_rank: int) -> None:
         """Appends itself as one JSON line to `folder`/rank<global rank>.jsonl."""
         os.makedirs(folder, exist_ok=True)
