@@ -70,6 +70,15 @@ def dust(tmp_path_factory, megatron_on_cpu) -> str:
     return _write_corpus(tmp_path_factory.mktemp("corpus") / "dust", lengths, rng)
 
 
+@pytest.fixture(scope="session")
+def skewed(tmp_path_factory, megatron_on_cpu) -> str:
+    """Prefix of a corpus with one sequence of the context length to every forty tiny ones."""
+    rng = np.random.RandomState(2)
+    lengths = rng.randint(1, 12, 1200)
+    lengths[::40] = 256
+    return _write_corpus(tmp_path_factory.mktemp("corpus") / "skewed", lengths, rng)
+
+
 def _write_corpus(prefix, lengths, rng) -> str:
     import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder

@@ -26,6 +26,7 @@ _FACTORIES = (
     "as_tensor", "empty_strided", "randperm", "asarray", "scalar_tensor", "tril_indices",
     "triu_indices", "logspace",
 )  # fmt: skip
+_NEW_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _HOST_BYTES = 1 << 36
 
 
@@ -221,6 +222,8 @@ def _replace_tensor_methods() -> None:
     def module_to_empty(self: torch.nn.Module, *, device: Any, recurse: bool = True) -> Any:
         return to_empty(self, device="cpu" if _is_cuda(device) else device, recurse=recurse)
 
+    for name in _NEW_METHODS:
+        setattr(tensor, name, _on_cpu(getattr(tensor, name)))
     tensor.to, tensor.type = tensor_to, tensor_type  # type: ignore[assignment,method-assign]
     tensor.cuda = lambda self, *a, **k: self  # type: ignore[assignment,method-assign]
     tensor.record_stream = _nothing  # type: ignore[assignment,method-assign]

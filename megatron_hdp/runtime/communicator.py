@@ -25,15 +25,15 @@ class TransferLabel(NamedTuple):
     slot: int
     layer: int
     phase: str
-    """forward or backward."""
+    """forward, backward or router."""
     ring_step: int
     ring: tuple[int, ...]
 
     @property
     def tag(self) -> int:
         """A gloo tag: a transfer of a wrong plan then times out instead of pairing wrongly."""
-        backward = int(self.phase == "backward")
-        return (((self.slot % 4096) * 512 + self.layer % 512) * 2 + backward) * 256 + (
+        phase = ("forward", "backward", "router").index(self.phase)
+        return (((self.slot % 4096) * 512 + self.layer % 512) * 3 + phase) * 256 + (
             self.ring_step % 256
         )
 

@@ -102,6 +102,7 @@ class _StepRun:
                     layout,
                     step=step.step,
                     slot=slot,
+                    step_tokens=step.plan.num_tokens,
                     communicators=self.domain.communicators,
                     device=torch.device("cuda", torch.cuda.current_device())
                     if torch.distributed.get_backend() == "nccl"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -51,6 +52,23 @@ class MicroBatchState:
     """int32 [2] = [0, T]."""
     own: VarlenArguments
     steps: tuple[StepTensors, ...]
+    step_tokens: int = 0
+    """Tokens of the whole step; for logging only."""
+
+    @cached_property
+    def sequence_of_row(self) -> torch.Tensor:
+        """int64 [T] which of the micro-batch's sequences a row is of; `num_sequences`: padding."""
+        rows = (*self.layout.rows_per_sequence, self.layout.padding)
+        return _on(self.positions.device, np.repeat(np.arange(len(rows)), rows))
+
+    @cached_property
+    def sequence_lengths(self) -> torch.Tensor:
+        """int64 [n] whole lengths of the micro-batch's sequences."""
+        return _on(self.positions.device, np.array(self.layout.sequence_lengths, np.int64))
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.layout.sequence_lengths)
 
     @classmethod
     def build(
@@ -61,8 +79,10 @@ class MicroBatchState:
         slot: int,
         communicators: DomainCommunicators,
         device: torch.device,
+        step_tokens: int = 0,
     ) -> MicroBatchState:
         return cls(
+            step_tokens=step_tokens,
             layout=layout,
             step=step,
             slot=slot,

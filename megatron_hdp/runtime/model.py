@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.core_attention import carried_state, ring_attention_class
+from megatron_hdp.runtime.moe.router import bind_routers
 from megatron_hdp.runtime.rope import PositionRotaryEmbedding
 
 Spec = Any
@@ -85,6 +86,7 @@ def bind(model: GPTModel) -> None:
         if isinstance(module, SelfAttention):
             module.pg_collection = copy.copy(module.pg_collection)
             module.pg_collection.cp = OneRankGroup()
+    bind_routers(model)
     model.register_forward_pre_hook(_hand_in_state, with_kwargs=True)
 
 

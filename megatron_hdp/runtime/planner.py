@@ -9,6 +9,7 @@ from collections.abc import Callable
 from megatron_hdp import cpu
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
 from megatron_hdp.planning.ahead import PlanAhead
+from megatron_hdp.runtime.moe.support import meets_in_experts
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.step import Planner, StepRequests
 from megatron_hdp.runtime.validation import capacity_of
@@ -24,6 +25,7 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         pipeline_depth=args.pipeline_model_parallel_size,
         cost_model=options.profile or ("cpu-estimate" if cpu.is_installed() else "h100-estimate"),
         tensor_parallel=args.tensor_model_parallel_size,
+        equal_slots=meets_in_experts(args),
     )
 
 

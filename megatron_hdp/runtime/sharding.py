@@ -68,6 +68,11 @@ class MicroBatchLayout:
     """The last `padding` rows are masked tokens, a sequence of their own."""
     peer_ring_tokens: tuple[int, ...]
     """Ring rows of every member, in ring order."""
+    sequence_lengths: tuple[int, ...]
+    """Whole lengths of the ring's sequences, then of the local ones."""
+    rows_per_sequence: tuple[int, ...]
+    """Rows here of each of them, in the same order."""
+    num_ring_sequences: int
     own: Boundaries
     """Step 0: one causal call over shards, local sequences and padding."""
     steps: tuple[RingStep, ...]
@@ -99,6 +104,12 @@ class MicroBatchLayout:
             num_tokens=real + padding,
             ring_tokens=sum(lengths[: len(shards)]),
             padding=padding,
+            sequence_lengths=tuple(
+                sequence.length
+                for sequence in (*micro_batch.ring_sequences, *micro_batch.local_sequences)
+            ),
+            rows_per_sequence=tuple(lengths),
+            num_ring_sequences=len(shards),
             peer_ring_tokens=_ring_tokens(micro_batch.ring_sequences, len(ring or ())),
             own=_boundaries(own, own),
             steps=_ring_steps(micro_batch.ring_sequences, len(ring or ()), index),

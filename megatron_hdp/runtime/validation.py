@@ -15,6 +15,7 @@ from megatron_hdp.data.corpus import check_corpora, data_prefixes
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.runtime.attention.support import check_attention_config
+from megatron_hdp.runtime.moe.support import check_moe_arguments
 
 
 class ArgumentRefused(SystemExit):
@@ -47,7 +48,7 @@ _NOT_YET = "it is not supported with HDP yet: leave it out, or train without --h
 RULES = (
     Rule("hybrid_context_parallel", _set, "--hybrid-context-parallel", "use --hdp alone instead"),
     Rule("mtp_num_layers", _set, "--mtp-num-layers", _NOT_YET),
-    Rule("num_experts", _set, "--num-experts", _NOT_YET),
+    Rule("overlap_moe_expert_parallel_comm", _set, "--overlap-moe-expert-parallel-comm", _NOT_YET),
     Rule("hybrid_layer_pattern", _set, "--hybrid-layer-pattern", _NOT_YET),
     Rule("use_megatron_fsdp", _set, "--use-megatron-fsdp", _NOT_YET),
     Rule("use_torch_fsdp2", _set, "--use-torch-fsdp2", _NOT_YET),
@@ -109,7 +110,7 @@ def refusals(args: argparse.Namespace) -> list[str]:
         if rule.bad(value):
             shown = "" if value is True else f" {value}"
             found.append(f"{rule.flag}{shown}: {rule.way_out}.")
-    found += check_attention_config(args)
+    found += check_attention_config(args) + check_moe_arguments(args)
     positions = getattr(args, "position_embedding_type", "rope")
     if positions not in _SUPPORTED_POSITIONS:
         found.append(

@@ -17,10 +17,12 @@ def install() -> None:
     """For the life of the process; call after `megatron_hdp.cpu.install()`.
 
     * `Tensor.float` leaves float64 alone (vocab_parallel_cross_entropy and loss functions call it).
+    * `torch.softmax` does not cast float64 down (MoE routers ask it for float32).
     * `Tensor.type` reports float64 as FloatTensor (DistributedOptimizer accepts three names only).
     * models are built with float64 parameters, RoPE frequencies included.
     """
     _keep_double_in_float()
+    _keep_double_in_softmax()
     _report_double_as_float()
     _build_models_in_double()
 
@@ -32,6 +34,15 @@ def _keep_double_in_float() -> None:
         return self if self.dtype == torch.float64 else original(self, *args, **kwargs)
 
     torch.Tensor.float = to_float  # type: ignore[assignment,method-assign]
+
+
+def _keep_double_in_softmax() -> None:
+    original = torch.softmax
+
+    def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return original(input, dim, dtype=None if input.dtype == torch.float64 else dtype)
+
+    torch.softmax = softmax  # type: ignore[assignment]
 
 
 def _report_double_as_float() -> None:

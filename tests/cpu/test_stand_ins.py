@@ -32,6 +32,8 @@ def test_tensor_methods():
     assert tensor.to(torch.bfloat16).device.type == "cpu"
     assert tensor.to(torch.zeros(1, dtype=torch.int64)).dtype == torch.int64
     assert torch.empty(1, pin_memory=True).device.type == "cpu"
+    assert tensor.new_empty((2,), device=torch.cuda.current_device()).device.type == "cpu"
+    assert tensor.new_zeros(2, device="cuda").device.type == "cpu"
 
 
 def test_current_device_serves_as_number_and_as_device():

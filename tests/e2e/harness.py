@@ -58,7 +58,11 @@ class Recorded:
     """Sequences in every training step's plan."""
     mixed: int = 0
     """Micro-batches that held ring shards and local sequences."""
+    empty_slots: int = 0
+    """Zero-loss micro-batches."""
     evaluations: list[float] = field(default_factory=list)
+    expert_tokens: list[list[list[int]]] = field(default_factory=list)
+    """Tokens per expert and layer, by training step; where a test records them."""
 
 
 def pretrain(argv: list[str], *, fp64: bool = True, keep_grads: int = 0) -> Recorded:
@@ -91,9 +95,17 @@ def record(run, fp64: bool, keep_grads: int) -> Recorded:
 
 
 def global_name(name: str, model) -> str:
-    """Local layer numbers -> numbers over all pipeline stages."""
+    """Local layer and expert numbers -> numbers over all pipeline stages and expert ranks."""
+    from megatron.core import parallel_state
+
     name = name.removeprefix("module.").removeprefix("module.")
     parts = name.split(".")
+    if "local_experts" in parts:
+        at = parts.index("local_experts") + 1
+        size = parallel_state.get_expert_model_parallel_world_size()
+        here = model.config.num_moe_experts // size
+        first = here * parallel_state.get_expert_model_parallel_rank()
+        parts[at] = str(first + int(parts[at]))
     if parts[:2] == ["decoder", "layers"]:
         parts[2] = str(model.decoder.layers[int(parts[2])].layer_number - 1)
     return ".".join(parts)
@@ -107,9 +119,16 @@ def _initialise_by_name() -> None:
 
     def build_model(self, *args, **kwargs):
         model = original(self, *args, **kwargs)
-        size = parallel_state.get_tensor_model_parallel_world_size()
-        rank = parallel_state.get_tensor_model_parallel_rank()
+        tp = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_tensor_model_parallel_rank(),
+        )
+        expert_tp = (
+            parallel_state.get_expert_tensor_parallel_world_size(),
+            parallel_state.get_expert_tensor_parallel_rank(),
+        )
         for name, parameter in model.named_parameters():
+            size, rank = expert_tp if ".experts." in name else tp
             shape, dim = list(parameter.shape), getattr(parameter, "partition_dim", -1)
             cut = getattr(parameter, "tensor_model_parallel", False) and size > 1
             if cut:
@@ -179,8 +198,15 @@ def _record_params(recorded: Recorded, model) -> None:
     for name, parameter in model.named_parameters():
         name = global_name(name, model)
         recorded.params[name] = parameter.detach().double().numpy().copy()
-        if getattr(parameter, "tensor_model_parallel", False):
+        whole = ".experts." in name and _expert_tensor_parallel() == 1
+        if getattr(parameter, "tensor_model_parallel", False) and not whole:
             recorded.partition_dims[name] = parameter.partition_dim
+
+
+def _expert_tensor_parallel() -> int:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_expert_tensor_parallel_world_size()
 
 
 def _record_plan(recorded: Recorded) -> None:
@@ -192,6 +218,7 @@ def _record_plan(recorded: Recorded) -> None:
         recorded.rings.append([int(size) for size in plan.ring_sizes])
         slots = session.current_session().last_record.slots
         recorded.counts.append(len(slots))
+        recorded.empty_slots += sum(not s["ring"] and not s["local_tokens"] for s in slots)
         recorded.mixed += sum(bool(s["ring"]) and s["local_tokens"] > 0 for s in slots)
 
 

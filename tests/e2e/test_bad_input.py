@@ -48,7 +48,19 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--data-path", "{corpus}", "--hybrid-context-parallel"],
             ["--hybrid-context-parallel", "use --hdp alone"],
         ),
-        (["--data-path", "{corpus}", "--num-experts", "4"], ["--num-experts 4", "without --hdp"]),
+        (
+            [
+                "--data-path",
+                "{corpus}",
+                "--num-experts",
+                "4",
+                "--moe-token-dispatcher-type",
+                "alltoall",
+                "--moe-expert-capacity-factor",
+                "1.0",
+            ],
+            ["--moe-expert-capacity-factor 1.0", "without --hdp"],
+        ),
         (
             ["--data-path", "{corpus}", "--attention-dropout", "0.1"],
             ["--attention-dropout 0.1", "pass --attention-dropout 0.0"],

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from megatron_hdp.cpu.faults import (
     compile_helpers,
+    moe_splits,
     rerun_mode,
     torch_adam,
     torch_norm,
     triton_import,
+    uneven_collectives,
     write_queue,
 )
 from megatron_hdp.cpu.faults.fault import Fault
@@ -26,6 +28,8 @@ FAULTS = (
     torch_adam.SHARED_STEP,
     torch_norm.FAULT,
     rerun_mode.FAULT,
+    moe_splits.FAULT,
+    uneven_collectives.FAULT,
 )
 _handled: list[Fault] = []
 
