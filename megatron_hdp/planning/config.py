@@ -29,6 +29,8 @@ class PlannerConfig:
     tensor_parallel: int = 1
     offload: bool = False
     """Whether activations may go to the host (ByteScale, section 5.2)."""
+    offload_ratio: float | None = None
+    """A ratio that every micro-batch gets, whatever the strategy decided; None: as decided."""
     host_memory: float = 200e9
     """Host bytes per rank for offloaded activations."""
     slower_across: float = 1.0

@@ -63,6 +63,14 @@ def with_needed_offload(plan: Plan, config: PlannerConfig) -> Plan:
     return replace(plan, offload_ratios=np.minimum(ratios, 1.0), num_layers=layers)
 
 
+def with_given_ratio(plan: Plan, config: PlannerConfig) -> Plan:
+    """The plan with the config's own offload ratio in every micro-batch, where it has one."""
+    if config.offload_ratio is None:
+        return plan
+    ratios = np.full(int(plan.micro_batch_counts.sum()), config.offload_ratio)
+    return replace(plan, offload_ratios=ratios, num_layers=layers_per_rank(config))
+
+
 def ratio_that_fits(length: int, config: PlannerConfig) -> float:
     """The smallest ratio with which a sequence fits the whole domain; 0 when it fits anyway.
 

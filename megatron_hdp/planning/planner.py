@@ -9,6 +9,7 @@ from dataclasses import replace
 from megatron_hdp.planning.auto import plan_auto
 from megatron_hdp.planning.balance import plan_dp_balance, plan_pp_balance
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
+from megatron_hdp.planning.degrees import with_given_ratio
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.replay import micro_batch_s, replay
 from megatron_hdp.planning.static import plan_static
@@ -37,7 +38,7 @@ def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
             f"--hdp-strategy {config.strategy} is not a strategy: "
             f"use one of {', '.join(STRATEGIES)}"
         )
-    plan = strategy(config, request)
+    plan = with_given_ratio(strategy(config, request), config)
     plan = replace(plan, predicted_s=micro_batch_s(plan, config.cost()))
     plan.validate(
         ids=request.ids,

@@ -8,6 +8,7 @@ forward step works on, and, with pipeline stages, the shapes that travel between
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,6 +25,8 @@ from megatron_hdp.runtime.pipeline import PlannedShapes
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.step import HdpDataIterator, PreparedStep
+
+_logger = logging.getLogger(__name__)
 
 Schedule = Callable[..., Any]
 ForwardStep = Callable[..., Any]
@@ -107,10 +110,13 @@ class _StepRun:
                     device=torch.device("cuda", torch.cuda.current_device())
                     if torch.distributed.get_backend() == "nccl"
                     else torch.device("cpu"),
+                    offload_ratio=micro_batch.offload_ratio,
                 ),
                 batch,
             )
-            for slot, (layout, batch) in enumerate(zip(step.layouts, step.batches, strict=True))
+            for slot, (layout, batch, micro_batch) in enumerate(
+                zip(step.layouts, step.batches, step.micro_batches, strict=True)
+            )
         ]
 
     def run(
@@ -121,6 +127,7 @@ class _StepRun:
             self._plan_pipeline_shapes(kwargs)
         forward_only = bool(kwargs.get("forward_only", False))
         sent = self.domain.communicators.bytes_sent
+        offloaded, refused = self._offload_totals()
         cpu = time.process_time()
         self.record.begin_s = time.time()
         result = schedule(
@@ -132,6 +139,18 @@ class _StepRun:
         self.record.end_s = time.time()
         self.record.busy_s = time.process_time() - cpu
         self.record.ring_bytes = self.domain.communicators.bytes_sent - sent
+        now = self._offload_totals()
+        self.record.offloaded_bytes, self.record.refused_bytes = (
+            now[0] - offloaded,
+            now[1] - refused,
+        )
+        if self.record.refused_bytes and not refused:
+            _logger.warning(
+                "hdp: rank %d: --hdp-host-memory %g GiB is full, so %.2f GiB of activations stay "
+                "on the device in step %d",
+                self.domain.rank, self.session.options.host_memory,
+                self.record.refused_bytes / 2**30, self.step.step,
+            )  # fmt: skip
         if not forward_only:
             self.session.last_plan, self.session.last_record = self.step.plan, self.record
             if not self.replaying:
@@ -140,6 +159,13 @@ class _StepRun:
             self.record.loss_sum, self.record.loss_tokens = _loss_totals(result)
             self.record.write(self.session.options.trace, torch.distributed.get_rank())
         return result
+
+    def _offload_totals(self) -> tuple[int, int]:
+        """(bytes offloaded, bytes that found no host memory) so far on this rank."""
+        offload = self.session.offload
+        if offload is None:
+            return 0, 0
+        return offload.totals.offloaded_bytes, offload.totals.refused_bytes
 
     def _plan_pipeline_shapes(self, kwargs: dict[str, Any]) -> None:
         if kwargs.get("p2p_communicator") is not None:

@@ -17,6 +17,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron_hdp import cpu
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.sources import source_of
+from megatron_hdp.planning import PlanError
+from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention import select_kernel
 from megatron_hdp.runtime.planner import make_planner, planner_config
@@ -38,12 +40,24 @@ def build_hdp_iterators(
     from megatron.training import get_args
 
     args = get_args()
-    refusal = check_capacity(args, session.require_domain().size)
-    if refusal is not None:
-        raise ArgumentRefused(f"megatron_hdp: {refusal}")
+    _check_longest(args, session)
     _announce(session, args)
     args.dataloader_type = "external"
     return build(_iterator_provider(provider, session, args))
+
+
+def _check_longest(args: Namespace, session: Session) -> None:
+    """Raises ArgumentRefused when a sequence of the context length fits no plan."""
+    size = session.require_domain().size
+    refusal = check_capacity(args, size)
+    if refusal is not None and session.options.offload:
+        try:
+            ratio_that_fits(args.seq_length, planner_config(args, session.options, size))
+            return
+        except PlanError as error:
+            refusal = f"--seq-length {args.seq_length}: {error}."
+    if refusal is not None:
+        raise ArgumentRefused(f"megatron_hdp: {refusal}")
 
 
 def _announce(session: Session, args: Namespace) -> None:

@@ -54,6 +54,8 @@ class MicroBatchState:
     steps: tuple[StepTensors, ...]
     step_tokens: int = 0
     """Tokens of the whole step; for logging only."""
+    offload_ratio: float = 0.0
+    """Share of what each layer saves that waits for backward on the host."""
 
     @cached_property
     def sequence_of_row(self) -> torch.Tensor:
@@ -80,6 +82,7 @@ class MicroBatchState:
         communicators: DomainCommunicators,
         device: torch.device,
         step_tokens: int = 0,
+        offload_ratio: float = 0.0,
     ) -> MicroBatchState:
         return cls(
             step_tokens=step_tokens,
@@ -88,6 +91,7 @@ class MicroBatchState:
             slot=slot,
             communicators=communicators,
             positions=_on(device, layout.positions),
+            offload_ratio=offload_ratio,
             whole_cu_seqlens=_on(device, np.array([0, layout.num_tokens], np.int32)),
             own=_arguments(device, layout.own),
             steps=tuple(

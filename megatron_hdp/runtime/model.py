@@ -2,7 +2,8 @@
 """Makes a GPTModel run HDP micro-batches, through the model's own seams.
 
 Attention enters by the layer spec, RoPE by `rotary_pos_emb`, the micro-batch's state by a forward
-pre-hook that hands PackedSeqParams in. No class of Megatron is changed.
+pre-hook that hands PackedSeqParams in, activation offload by forward hooks of the decoder and its
+layers. No class of Megatron is changed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.core_attention import carried_state, ring_attention_class
 from megatron_hdp.runtime.moe.router import bind_routers
+from megatron_hdp.runtime.offload.block import offload_block
 from megatron_hdp.runtime.rope import PositionRotaryEmbedding
 
 Spec = Any
@@ -87,6 +89,7 @@ def bind(model: GPTModel) -> None:
             module.pg_collection = copy.copy(module.pg_collection)
             module.pg_collection.cp = OneRankGroup()
     bind_routers(model)
+    offload_block(model.decoder)
     model.register_forward_pre_hook(_hand_in_state, with_kwargs=True)
 
 

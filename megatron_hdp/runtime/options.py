@@ -26,6 +26,12 @@ class HdpOptions:
     """Steps that the planning process works ahead of training; 0 plans in the step itself."""
     profile: str | None = None
     """A cost-model profile (JSON) or preset; None: the preset named in the start-up line."""
+    offload: bool = False
+    """Whether the planner may send activations to the host."""
+    offload_ratio: float | None = None
+    """A share that every micro-batch offloads, instead of planned ones; None: as planned."""
+    host_memory: float = 128.0
+    """GiB of host memory per rank for offloaded activations."""
     timeout_minutes: float = 10.0
     """How long a rank waits for another one in a ring or in the plan comparison."""
     trace: str | None = None
@@ -84,6 +90,24 @@ def add_hdp_arguments(
         "--hdp-profile",
         default=default.profile,
         help="Cost-model profile (JSON) that replaces the preset.",
+    )
+    group.add_argument(
+        "--hdp-offload",
+        action="store_true",
+        default=default.offload,
+        help="Let the planner send a share of a micro-batch's activations to the host.",
+    )
+    group.add_argument(
+        "--hdp-offload-ratio",
+        type=float,
+        default=default.offload_ratio,
+        help="Offload this share (0 to 1) in every micro-batch; plans stay as without offload.",
+    )
+    group.add_argument(
+        "--hdp-host-memory",
+        type=float,
+        default=default.host_memory,
+        help="GiB of host memory per rank for offloaded activations; past it they stay.",
     )
     group.add_argument(
         "--hdp-timeout-minutes",

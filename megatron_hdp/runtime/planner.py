@@ -26,6 +26,9 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         cost_model=options.profile or ("cpu-estimate" if cpu.is_installed() else "h100-estimate"),
         tensor_parallel=args.tensor_model_parallel_size,
         equal_slots=meets_in_experts(args),
+        offload=options.offload,
+        offload_ratio=options.offload_ratio,
+        host_memory=options.host_memory * 2**30,
     )
 
 

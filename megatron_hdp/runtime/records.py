@@ -32,6 +32,10 @@ class StepRecord:
     """Time that the step waited for its plan and its tokens."""
     ring_bytes: int = 0
     """K/V and dK/dV bytes that this rank sent."""
+    offloaded_bytes: int = 0
+    """Activation bytes that went to this rank's host memory."""
+    refused_bytes: int = 0
+    """Activation bytes that should have gone there, but the limit was reached."""
     forwards: list[tuple[float, float]] = field(default_factory=list)
     """(begin, end) of every forward step, in slot order."""
     slots: list[dict[str, object]] = field(default_factory=list)

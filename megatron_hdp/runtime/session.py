@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from megatron_hdp.planning.values import Plan
 from megatron_hdp.runtime.domain import Domain
+from megatron_hdp.runtime.offload import ActivationOffload
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.records import StepRecord
 
@@ -25,6 +28,8 @@ class Session:
     """The newest training step's plan, for the log line."""
     last_record: StepRecord | None = None
     """The newest training step's record on this rank."""
+    offload: ActivationOffload | None = None
+    """Made when the first micro-batch offloads."""
     log_step: Callable[[Session, int, bool], None] | None = None
     """Called after Megatron's log function, with the iteration and whether it is the first."""
 
@@ -35,6 +40,13 @@ class Session:
                 "initialize_model_parallel."
             )
         return self.domain
+
+    def activation_offload(self, device: torch.device) -> ActivationOffload:
+        """This rank's offload engine, within the host memory that the options allow."""
+        if self.offload is None:
+            host_bytes = int(self.options.host_memory * 2**30)
+            self.offload = ActivationOffload(host_bytes, device=device)
+        return self.offload
 
 
 _session: Session | None = None

@@ -58,9 +58,10 @@ RULES = (
          "--num-virtual-stages-per-pipeline-rank", _NOT_YET),
     Rule("num_distributed_optimizer_instances", _more_than_one,
          "--num-distributed-optimizer-instances", _NOT_YET),
-    Rule("cpu_offloading_num_layers", _positive, "--cpu-offloading-num-layers", _NOT_YET),
-    Rule("fine_grained_activation_offloading", _set,
-         "--fine-grained-activation-offloading", _NOT_YET),
+    Rule("cpu_offloading_num_layers", _positive, "--cpu-offloading-num-layers",
+         "use --hdp-offload instead: of two offloads over one layer only the inner one would act"),
+    Rule("fine_grained_activation_offloading", _set, "--fine-grained-activation-offloading",
+         "use --hdp-offload instead: of two offloads over one layer only the inner one would act"),
     Rule("distribute_saved_activations", _set, "--distribute-saved-activations", _NOT_YET),
     Rule("inprocess_restart", _set, "--inprocess-restart", _NOT_YET),
     Rule("perform_rl_step", _set, "--perform-rl-step", _NOT_YET),
@@ -153,12 +154,36 @@ def _own_option_refusals(args: argparse.Namespace) -> list[str]:
     timeout = getattr(args, "hdp_timeout_minutes", 1.0)
     if not timeout > 0:
         found.append(f"--hdp-timeout-minutes {timeout}: give a positive number.")
+    found += _offload_refusals(args)
     profile = getattr(args, "hdp_profile", None)
     if profile is not None:
         try:
             CostModel.load(profile)
         except PlanError as error:
             found.append(f"--hdp-profile: {error}.")
+    return found
+
+
+def _offload_refusals(args: argparse.Namespace) -> list[str]:
+    planned, ratio = getattr(args, "hdp_offload", False), getattr(args, "hdp_offload_ratio", None)
+    memory = getattr(args, "hdp_host_memory", 1.0)
+    found = []
+    if ratio is not None and not 0 <= ratio <= 1:
+        found.append(f"--hdp-offload-ratio {ratio}: give a share from 0 to 1.")
+    if ratio is not None and planned:
+        found.append(
+            f"--hdp-offload-ratio {ratio} takes the place of the planned ratios of --hdp-offload: "
+            f"give one of the two."
+        )
+    if not memory > 0:
+        found.append(f"--hdp-host-memory {memory}: give GiB above 0.")
+    # Autograd's hooks hand out plain tensors for parameters, and the fused local linear layer
+    # marks the parameter that it is handed; Transformer Engine's keeps a reference of its own.
+    fused = getattr(args, "gradient_accumulation_fusion", False)
+    if (planned or ratio) and fused and getattr(args, "transformer_impl", "") == "local":
+        found.append(
+            "--hdp-offload with --transformer-impl local: pass --no-gradient-accumulation-fusion."
+        )
     return found
 
 

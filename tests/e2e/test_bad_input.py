@@ -73,8 +73,12 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--data-path", "{corpus}", "--window-size", "64,0"],
             ["--window-size (64, 0)", "without --hdp"],
         ),
+        (
+            ["--data-path", "{corpus}", "--hdp-offload", "--cpu-offloading-num-layers", "1"],
+            ["--cpu-offloading-num-layers 1", "use --hdp-offload instead"],
+        ),
     ],
-    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window".split(),
+    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads".split(),
 )
 def test_one_sentence_and_no_process_group(corpus, tmp_path, argv, words):
     names = {"corpus": corpus, "tmp": tmp_path, "truncated": _truncated(corpus, tmp_path)}

@@ -47,17 +47,20 @@ class ActivationOffload:
         self.slabs = HostSlabs(self.transport, host_bytes)
         self.account = Account()
         self.totals = Totals()
-        self._owners: list[weakref.ref[torch.nn.Module]] = []
+        self._owners: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def watch(self, model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> None:
         """Tells where layers begin (by forward pre-hooks), and whose parameters never move.
 
         Args:
-            layers: in the order of their forwards.
+            layers: any order; each one's forward begins a layer.
         """
-        self._owners.append(weakref.ref(model))
-        for layer in layers:
-            layer.register_forward_pre_hook(_layer_begins)
+        self.protect(model)
+        mark_layers(layers)
+
+    def protect(self, model: torch.nn.Module) -> None:
+        """Keeps a model's parameters and buffers where they are. Idempotent."""
+        self._owners.add(model)
 
     def activations(self, ratio: float, keep: Iterable[torch.Tensor] = ()) -> MicroBatchOffload:
         """The context of one micro-batch's forward; its backward needs none.
@@ -78,10 +81,9 @@ class ActivationOffload:
 
         By storage, since a layer saves `weight.t()`, a plain tensor.
         """
-        owners = [owner for owner in (ref() for ref in self._owners) if owner is not None]
         return {
             tensor.untyped_storage()._cdata
-            for owner in owners
+            for owner in self._owners
             for tensor in (*owner.parameters(), *owner.buffers())
         }
 
@@ -189,9 +191,10 @@ class MicroBatchOffload:
 _running: ContextVar[MicroBatchOffload | None] = ContextVar("hdp_offload", default=None)
 
 
-def running_offload() -> MicroBatchOffload | None:
-    """The micro-batch whose forward runs on this thread under offload, or None."""
-    return _running.get()
+def mark_layers(layers: Iterable[torch.nn.Module]) -> None:
+    """Lets every context see where these layers begin."""
+    for layer in layers:
+        layer.register_forward_pre_hook(_layer_begins)
 
 
 def _layer_begins(module: torch.nn.Module, args: tuple[Any, ...]) -> None:

@@ -1,0 +1,82 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""What the offload arguments refuse, and what they become."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from megatron_hdp.planning import PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.values import Plan
+from tests.e2e.harness import BASE
+
+
+@pytest.fixture(scope="module")
+def parse(megatron_on_cpu):
+    """Megatron's parser with the hdp group, over a sound launch line."""
+    from megatron.training.arguments import add_megatron_arguments
+
+    from megatron_hdp.runtime.options import add_hdp_arguments
+
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    parser = add_hdp_arguments(parser)
+    return lambda argv: parser.parse_args([*BASE, *argv.split()])
+
+
+@pytest.mark.parametrize(
+    ("argv", "more", "words"),
+    [
+        ("--hdp-offload-ratio 1.5", {}, ["--hdp-offload-ratio 1.5", "from 0 to 1"]),
+        (
+            "--hdp-offload-ratio 0.5 --hdp-offload",
+            {},
+            ["--hdp-offload-ratio 0.5", "one of the two"],
+        ),
+        ("--hdp-host-memory 0", {}, ["--hdp-host-memory 0", "above 0"]),
+        (
+            "--hdp-offload",
+            {"gradient_accumulation_fusion": True, "transformer_impl": "local"},
+            ["--transformer-impl local", "--no-gradient-accumulation-fusion"],
+        ),
+        (
+            "--hdp-offload",
+            {"fine_grained_activation_offloading": True},
+            ["--fine-grained-activation-offloading", "use --hdp-offload instead"],
+        ),
+    ],
+)
+def test_one_sentence(parse, argv, more, words):
+    from megatron_hdp.runtime.validation import refusals
+
+    found = refusals(SimpleNamespace(**{**vars(parse(argv)), **more}))
+    assert len(found) == 1
+    for word in words:
+        assert word in found[0]
+
+
+def test_what_the_planner_is_told(parse):
+    from megatron_hdp.runtime.options import HdpOptions
+    from megatron_hdp.runtime.planner import planner_config
+
+    args = parse("--hdp-offload --hdp-host-memory 3 --hdp-capacity 64")
+    config = planner_config(args, HdpOptions.from_args(args), 4)
+    assert (config.offload, config.offload_ratio) == (True, None)
+    assert config.host_memory == 3 * 2**30
+
+
+def _plan(**options) -> Plan:
+    lengths = np.array([100, 30, 40, 7], np.int64)
+    config = PlannerConfig(num_ranks=4, capacity=64, strategy="naive", **options)
+    return plan_step(config, StepRequest(np.arange(4), lengths))
+
+
+def test_a_given_ratio_changes_nothing_else_of_the_plan():
+    plain, given = _plan(), _plan(offload_ratio=0.5)
+    assert set(given.offload_ratios) == {0.5}
+    for field in dataclasses.fields(Plan):
+        if field.name not in ("offload_ratios", "num_layers"):
+            assert np.array_equal(getattr(plain, field.name), getattr(given, field.name))
