@@ -151,6 +151,6 @@ def _peak(plan: Plan) -> int:
 def _offloaded(plan: Plan, config: PlannerConfig, cost: CostModel) -> float:
     if not len(plan.offload_ratios):
         return 0.0
-    layers = max(0, layers_per_rank(config) - 2)
+    layers = layers_per_rank(config) - 1
     per_token = cost.activation_bytes / cost.tensor_parallel * layers
     return float((plan.offload_ratios * plan.micro_batch_tokens).sum()) * per_token

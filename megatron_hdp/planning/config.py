@@ -27,6 +27,11 @@ class PlannerConfig:
     cost_model: str = "h100-estimate"
     """A preset's name or a profile file's path."""
     tensor_parallel: int = 1
+    layers_per_stage: int = 0
+    """Layers of a pipeline stage, for the memory rule; 0: the cost model's, split evenly."""
+    activation_bytes: float = 0.0
+    """Saved per token and layer over all TP ranks (`activations.saved_bytes`); 0: the cost
+    model's."""
     offload: bool = False
     """Whether activations may go to the host (ByteScale, section 5.2)."""
     offload_ratio: float | None = None

@@ -34,7 +34,7 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
         return plain
     cost = config.cost()
     forward = cost.forward_share * (cost.attention_s * length + cost.linear_s) * length
-    activations = cost.activation_bytes * length
+    activations = activation_bytes(config) * length
     ratio = min(1.0, forward * cost.host_copy_bytes_s / activations)
     if ratio < min(1.0, layers * config.capacity / ((layers - 2) * length)):
         return plain
@@ -43,14 +43,23 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
 
 
 def host_bytes(length: int, degree: Degree, config: PlannerConfig) -> float:
-    """Host bytes per rank that a sequence's offload holds: r (l-2) Act(s) / D."""
-    saved = config.cost().activation_bytes / config.tensor_parallel * length
-    return degree.ratio * max(0, layers_per_rank(config) - 2) * saved / degree.ranks
+    """Host bytes per rank that a sequence's offload holds: r (l-1) Act(s) / D.
+
+    Of l layers all but the last one offload; the second that Eq. 3 counts as resident is one that
+    is on its way.
+    """
+    saved = activation_bytes(config) / config.tensor_parallel * length
+    return degree.ratio * (layers_per_rank(config) - 1) * saved / degree.ranks
 
 
 def layers_per_rank(config: PlannerConfig) -> int:
     """Transformer layers of one pipeline stage."""
-    return max(1, config.cost().layers // config.pipeline_depth)
+    return config.layers_per_stage or max(1, config.cost().layers // config.pipeline_depth)
+
+
+def activation_bytes(config: PlannerConfig) -> float:
+    """Bytes that a layer saves for backward, per token, over all TP ranks."""
+    return config.activation_bytes or config.cost().activation_bytes
 
 
 def with_needed_offload(plan: Plan, config: PlannerConfig) -> Plan:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from megatron_hdp import cpu
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
+from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.moe.support import meets_in_experts
+from megatron_hdp.runtime.model_shape import model_shape
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.step import Planner, StepRequests
 from megatron_hdp.runtime.validation import capacity_of
@@ -17,6 +19,7 @@ from megatron_hdp.runtime.validation import capacity_of
 
 def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> PlannerConfig:
     """The planner's options; `args` are Megatron's, after validation."""
+    shape, tensor_parallel = model_shape(args), args.tensor_model_parallel_size
     return PlannerConfig(
         num_ranks=num_ranks,
         capacity=capacity_of(args),
@@ -24,8 +27,10 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         context_parallel_size=args.context_parallel_size,
         pipeline_depth=args.pipeline_model_parallel_size,
         cost_model=options.profile or ("cpu-estimate" if cpu.is_installed() else "h100-estimate"),
-        tensor_parallel=args.tensor_model_parallel_size,
         equal_slots=meets_in_experts(args),
+        tensor_parallel=tensor_parallel,
+        layers_per_stage=shape.num_layers,
+        activation_bytes=saved_bytes(shape) * tensor_parallel,
         offload=options.offload,
         offload_ratio=options.offload_ratio,
         host_memory=options.host_memory * 2**30,

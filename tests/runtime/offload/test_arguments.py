@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from megatron_hdp.planning import PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.values import Plan
 from tests.e2e.harness import BASE
 
@@ -59,13 +61,17 @@ def test_one_sentence(parse, argv, more, words):
 
 
 def test_what_the_planner_is_told(parse):
+    from megatron_hdp.runtime.model_shape import model_shape
     from megatron_hdp.runtime.options import HdpOptions
     from megatron_hdp.runtime.planner import planner_config
 
     args = parse("--hdp-offload --hdp-host-memory 3 --hdp-capacity 64")
+    args.params_dtype, args.kv_channels = torch.float32, 16  # validate_args does
     config = planner_config(args, HdpOptions.from_args(args), 4)
     assert (config.offload, config.offload_ratio) == (True, None)
     assert config.host_memory == 3 * 2**30
+    assert config.layers_per_stage == args.num_layers
+    assert config.activation_bytes == saved_bytes(model_shape(args))
 
 
 def _plan(**options) -> Plan:
