@@ -72,6 +72,15 @@ SEAMS = (
         _field("cu_seqlens_q"),
     ),
     Seam(
+        "megatron.core.transformer.transformer_block:TransformerBlock.forward",
+        "forward hooks of a built decoder and its layers span what activation offload moves",
+        "self, hidden_states, attention_mask, context, context_mask, rotary_pos_emb, "
+        "rotary_pos_cos, rotary_pos_sin, rotary_pos_cos_sin, attention_bias, inference_context, "
+        "packed_seq_params, sequence_len_offset, padding_mask, extract_layer_indices, "
+        "inference_params, dynamic_inference_decode_only",
+        _parameters,
+    ),
+    Seam(
         "megatron.core.model_parallel_config:ModelParallelConfig",
         "variable_seq_lengths is set, so that pipeline stages take any shape",
         "variable_seq_lengths",

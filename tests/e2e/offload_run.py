@@ -33,7 +33,9 @@ class OffloadRun:
     most_in_flight: int = 0
 
 
-def train(argv: list[str], *, mixed_ratios: bool = False, keep_grads: int = 0) -> OffloadRun:
+def train(
+    argv: list[str], *, mixed_ratios: bool = False, fp64: bool = False, keep_grads: int = 0
+) -> OffloadRun:
     """For a forked rank.
 
     Args:
@@ -61,7 +63,7 @@ def train(argv: list[str], *, mixed_ratios: bool = False, keep_grads: int = 0) -
     if mixed_ratios:
         _mix_ratios()
     _watch_steps(run)
-    run.recorded = pretrain(argv, fp64=False, keep_grads=keep_grads)
+    run.recorded = pretrain(argv, fp64=fp64, keep_grads=keep_grads)
     for counted in run.micro_batches:
         counted.device_peak = counted.device_peak.device_peak
     return run

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import re
+
 import numpy as np
 import pytest
 
-from megatron_hdp.cpu.launch import run_ranks
+from megatron_hdp.cpu.launch import RankFailedError, run_ranks
 from megatron_hdp.planning.values import resident_fraction
+from tests.e2e.harness import gather, worst_error
 from tests.e2e.offload_run import RATIOS, train
+from tests.e2e.oracle import stock_pretrain
 
 STEPS = 2
 PIPELINES = {
@@ -90,6 +97,56 @@ def test_the_flag_gives_every_micro_batch_the_ratio(corpus):
                 saved = sum(layer.saved_bytes for layer in micro_batch.layers)
                 predicted = float(resident_fraction(ratio, 8)) * saved
                 assert micro_batch.device_peak == pytest.approx(predicted, rel=0.05)
+
+
+LONG = ["--num-layers", "8", "--train-iters", "2", "--global-batch-size", "4"]
+
+
+@pytest.mark.slow
+def test_a_sequence_longer_than_the_domain_equals_stock(corpus):
+    """4 ranks hold 200 tokens, the longest sequence has 256: only offload makes it fit."""
+    argv = ["--data-path", corpus, *LONG]
+    wanted = run_ranks(lambda: stock_pretrain(argv, keep_grads=1), 1)[0]
+    argv += ["--hdp", "--hdp-capacity", "50", "--hdp-offload"]
+    got = run_ranks(lambda: train(argv, fp64=True, keep_grads=1), 4)
+    assert any(run.micro_batches for run in got)
+    recorded = [run.recorded for run in got]
+    for rank in recorded:
+        assert rank.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-12)
+    assert worst_error(gather(recorded, "grads"), gather([wanted], "grads")) < 1e-12
+    assert worst_error(gather(recorded, "params"), gather([wanted], "params")) < 1e-12
+
+
+def test_without_offload_it_is_refused(corpus):
+    argv = ["--data-path", corpus, *LONG, "--hdp", "--hdp-capacity", "50"]
+    with pytest.raises(RankFailedError, match="--hdp-capacity 50 x 4 ranks cannot hold"):
+        run_ranks(lambda: train(argv), 4)
+    # 10 tokens a rank are too few with everything that may go on the host.
+    argv[-1:] = ["10", "--hdp-offload"]
+    with pytest.raises(RankFailedError, match=r"--seq-length 256: .* does not fit 4 ranks"):
+        run_ranks(lambda: train(argv), 4)
+
+
+def test_the_line_shows_what_moved_and_what_found_no_room(corpus):
+    argv = ["--data-path", corpus, *LONG, "--hdp", "--hdp-offload-ratio", "0.5"]
+    line, _ = run_ranks(lambda: _printed(argv), 1)[0]
+    assert re.search(r" ms \| offloaded \d\.\d{3} GiB \| auto", line)
+    argv += ["--hdp-host-memory", "0.0001"]
+    line, warnings = run_ranks(lambda: _printed(argv), 1)[0]
+    assert re.search(r"offloaded 0\.000 GiB, \d\.\d{3} GiB over --hdp-host-memory \| auto", line)
+    assert [w for w in warnings if "rank 0: --hdp-host-memory 0.0001 GiB is full" in w] == warnings
+    assert len(warnings) == 1
+
+
+def _printed(argv: list[str]) -> tuple[str, list[str]]:
+    """(the last `hdp:` line, warnings of the executor) of one rank."""
+    out, warnings = io.StringIO(), []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("megatron_hdp.runtime.executor").addHandler(handler)
+    with contextlib.redirect_stdout(out):
+        train(argv)
+    return [line for line in out.getvalue().splitlines() if "hdp: rings" in line][-1], warnings
 
 
 SHAPES = {
