@@ -208,6 +208,6 @@ def _unpack(packed: Kept | SavedView) -> torch.Tensor:
 
 
 def _current_device() -> torch.device:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.accelerator.is_available():  # unlike torch.cuda's, it is not stood in for on a CPU
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
