@@ -175,6 +175,12 @@ def _offload_refusals(args: argparse.Namespace) -> list[str]:
             f"--hdp-offload-ratio {ratio} takes the place of the planned ratios of --hdp-offload: "
             f"give one of the two."
         )
+    experts = getattr(args, "num_experts", None)
+    if planned and experts:
+        found.append(
+            f"--hdp-offload with --num-experts {experts}: the planner does not know yet what MoE "
+            f"layers save: pass --hdp-offload-ratio with a share of your own."
+        )
     if not memory > 0:
         found.append(f"--hdp-host-memory {memory}: give GiB above 0.")
     # Autograd's hooks hand out plain tensors for parameters, and the fused local linear layer
