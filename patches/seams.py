@@ -50,6 +50,12 @@ def _parameters(found: Any) -> str:
     return ", ".join(inspect.signature(found).parameters)
 
 
+def _loss_parameters(found: Any) -> str:
+    names = list(inspect.signature(found).parameters)
+    labels = f"labels at {names.index('labels')}" if "labels" in names else "no labels"
+    return ", ".join([labels, *(name for name in names if name.startswith("output_processor"))])
+
+
 SEAMS = (
     Seam(
         "megatron.core.transformer.attention:SelfAttentionSubmodules",
@@ -63,6 +69,18 @@ SEAMS = (
         "rotary_pos_emb of a built GPTModel becomes RoPE by explicit positions",
         "self, inference_context, transformer, transformer_input, transformer_config, "
         "packed_seq_params, inference_params",
+        _parameters,
+    ),
+    Seam(
+        "megatron.core.models.gpt.gpt_model:GPTModel.forward",
+        "output_processor computes the loss, with --hdp-cross-entropy fused or chunked",
+        "labels at 5, output_processor, output_processor_context",
+        _loss_parameters,
+    ),
+    Seam(
+        "megatron.core.tensor_parallel.layers:ColumnParallelLinear.forward",
+        "forward of the model's output layer returns losses when it is given targets (chunked)",
+        "self, input_, weight, runtime_gather_output",
         _parameters,
     ),
     Seam(

@@ -21,6 +21,7 @@ from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention import select_kernel
+from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
@@ -74,7 +75,8 @@ def _announce(session: Session, args: Namespace) -> None:
     )
     print_rank_0(
         f"hdp: domain of {size} ranks, capacity {config.capacity} tokens, strategy "
-        f"{config.strategy}, cost model {config.cost().name}, attention {kernel.name}"
+        f"{config.strategy}, cost model {config.cost().name}, attention {kernel.name}, "
+        f"cross-entropy {choose_loss(options, args).mode}"
     )
 
 
@@ -145,6 +147,7 @@ def _stream(
             rank=domain.rank,
             multiple_of=tensor_parallel if args.sequence_parallel else 1,
             timeout_s=60 * session.options.timeout_minutes,
-            config_text=f"{config!r} packs={packs_per_step} context={args.seq_length}",
+            config_text=f"{config!r} packs={packs_per_step} context={args.seq_length} "
+            f"{choose_loss(session.options, args)!r}",
         ),
     )

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
 """Makes a GPTModel run HDP micro-batches, through the model's own seams.
 
-Attention enters by the layer spec, RoPE by `rotary_pos_emb`, the micro-batch's state by a forward
-pre-hook that hands PackedSeqParams in, activation offload by forward hooks of the decoder and its
-layers. No class of Megatron is changed.
+Attention enters by the layer spec, RoPE by `rotary_pos_emb`, the loss by `output_processor`, the
+micro-batch's state by a forward pre-hook that hands PackedSeqParams in, activation offload by
+forward hooks of the decoder and its layers, router losses by methods of each router. No class of
+Megatron is changed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.core_attention import carried_state, ring_attention_class
+from megatron_hdp.runtime.cross_entropy.model import LossChoice, bind_loss
 from megatron_hdp.runtime.moe.router import bind_routers
 from megatron_hdp.runtime.offload.block import offload_block
 from megatron_hdp.runtime.rope import PositionRotaryEmbedding
@@ -77,7 +79,7 @@ def _ring_layer(layer: ModuleSpec) -> ModuleSpec:
     return replace(layer, submodules=outer)
 
 
-def bind(model: GPTModel) -> None:
+def bind(model: GPTModel, loss: LossChoice) -> None:
     """Prepares a freshly built GPTModel, before Float16Module and DDP wrap it."""
     check_config(model.config)
     # Shapes differ from micro-batch to micro-batch; there is no argument for it (validate_args).
@@ -90,6 +92,7 @@ def bind(model: GPTModel) -> None:
             module.pg_collection.cp = OneRankGroup()
     bind_routers(model)
     offload_block(model.decoder)
+    bind_loss(model, loss)
     model.register_forward_pre_hook(_hand_in_state, with_kwargs=True)
 
 

@@ -10,6 +10,7 @@ from megatron_hdp import cpu
 from megatron_hdp.cpu.arguments import set_cpu_defaults
 
 STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
+CROSS_ENTROPIES = ("auto", "fused", "chunked", "megatron")
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,14 @@ class HdpOptions:
     """Tokens per rank in one micro-batch; None: seq_length / context_parallel_size."""
     attention: str = "auto"
     """The attention kernel under the ring; auto takes the best that this machine has."""
+    cross_entropy: str = "auto"
+    """The loss: fused (Triton), chunked, megatron, or auto (megatron where that fits)."""
+    cross_entropy_chunk: int = 1024
+    """Tokens whose logits the chunked loss holds at a time."""
+    label_smoothing: float = 0.0
+    """Megatron's label smoothing, in training."""
+    z_loss: float = 0.0
+    """Coefficient of logsumexp^2 in each token's loss, in training."""
     plan_ahead: int = 2
     """Steps that the planning process works ahead of training; 0 plans in the step itself."""
     profile: str | None = None
@@ -80,6 +89,7 @@ def add_hdp_arguments(
         default=default.attention,
         help="Attention kernel under the ring: auto, or a name that doctor lists.",
     )
+    _add_loss_arguments(group, default)
     group.add_argument(
         "--hdp-plan-ahead",
         type=int,
@@ -123,3 +133,30 @@ def add_hdp_arguments(
     if cpu.is_installed():
         set_cpu_defaults(parser)
     return parser
+
+
+def _add_loss_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> None:
+    group.add_argument(
+        "--hdp-cross-entropy",
+        choices=CROSS_ENTROPIES,
+        default=default.cross_entropy,
+        help="Loss over the vocabulary; auto is Megatron's own unless it would not fit in memory.",
+    )
+    group.add_argument(
+        "--hdp-cross-entropy-chunk",
+        type=int,
+        default=default.cross_entropy_chunk,
+        help="Tokens whose logits the chunked loss holds at a time.",
+    )
+    group.add_argument(
+        "--hdp-label-smoothing",
+        type=float,
+        default=default.label_smoothing,
+        help="Label smoothing of the training loss; needs the fused or the chunked loss.",
+    )
+    group.add_argument(
+        "--hdp-z-loss",
+        type=float,
+        default=default.z_loss,
+        help="Coefficient of logsumexp^2 in the training loss; needs the fused or chunked loss.",
+    )

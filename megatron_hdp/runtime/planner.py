@@ -10,8 +10,8 @@ from megatron_hdp import cpu
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
 from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.ahead import PlanAhead
-from megatron_hdp.runtime.moe.support import meets_in_experts
 from megatron_hdp.runtime.model_shape import model_shape
+from megatron_hdp.runtime.moe.support import meets_in_experts
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.step import Planner, StepRequests
 from megatron_hdp.runtime.validation import capacity_of

@@ -15,6 +15,7 @@ from megatron_hdp.data.corpus import check_corpora, data_prefixes
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.runtime.attention.support import check_attention_config
+from megatron_hdp.runtime.cross_entropy.support import loss_refusals
 from megatron_hdp.runtime.moe.support import check_moe_arguments
 
 
@@ -111,7 +112,7 @@ def refusals(args: argparse.Namespace) -> list[str]:
         if rule.bad(value):
             shown = "" if value is True else f" {value}"
             found.append(f"{rule.flag}{shown}: {rule.way_out}.")
-    found += check_attention_config(args) + check_moe_arguments(args)
+    found += check_attention_config(args) + check_moe_arguments(args) + loss_refusals(args)
     positions = getattr(args, "position_embedding_type", "rope")
     if positions not in _SUPPORTED_POSITIONS:
         found.append(

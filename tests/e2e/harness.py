@@ -95,10 +95,12 @@ def record(run, fp64: bool, keep_grads: int) -> Recorded:
 
 
 def global_name(name: str, model) -> str:
-    """Local layer and expert numbers -> numbers over all pipeline stages and expert ranks."""
+    """Local layer and expert numbers -> numbers over the model; one name for a tied weight."""
     from megatron.core import parallel_state
 
     name = name.removeprefix("module.").removeprefix("module.")
+    if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"
     parts = name.split(".")
     if "local_experts" in parts:
         at = parts.index("local_experts") + 1

@@ -77,8 +77,12 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--data-path", "{corpus}", "--hdp-offload", "--cpu-offloading-num-layers", "1"],
             ["--cpu-offloading-num-layers 1", "use --hdp-offload instead"],
         ),
+        (
+            ["--data-path", "{corpus}", "--hdp-cross-entropy", "chunked", "--use-mup"],
+            ["--use-mup", "chunked", "pass --hdp-cross-entropy megatron"],
+        ),
     ],
-    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads".split(),
+    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads fused mup".split(),
 )
 def test_one_sentence_and_no_process_group(corpus, tmp_path, argv, words):
     names = {"corpus": corpus, "tmp": tmp_path, "truncated": _truncated(corpus, tmp_path)}
@@ -96,6 +100,7 @@ def test_every_refused_attribute_is_one_of_megatrons(megatron_on_cpu):
     from megatron.training.arguments import add_megatron_arguments
 
     from megatron_hdp.runtime.attention.support import SETTINGS
+    from megatron_hdp.runtime.cross_entropy.support import CHUNKED_CANNOT
     from megatron_hdp.runtime.validation import RULES
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
@@ -103,3 +108,5 @@ def test_every_refused_attribute_is_one_of_megatrons(megatron_on_cpu):
     flags = {flag for action in parser._actions for flag in action.option_strings}
     assert {rule.attribute for rule in (*RULES, *SETTINGS)} <= known
     assert {rule.flag for rule in (*RULES, *SETTINGS)} <= flags
+    assert CHUNKED_CANNOT.keys() <= known
+    assert set(CHUNKED_CANNOT.values()) <= flags

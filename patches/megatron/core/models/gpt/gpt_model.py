@@ -11,14 +11,18 @@ from megatron_hdp.patches.registry import Patch
 
 
 def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    from megatron_hdp.runtime import session
+    from megatron_hdp.runtime.cross_entropy.choice import choose_loss
     from megatron_hdp.runtime.model import bind, ring_spec
 
     @functools.wraps(original)
     def __init__(
         self: Any, config: Any, transformer_layer_spec: Any, *args: Any, **kwargs: Any
     ) -> None:
+        from megatron.training import get_args
+
         original(self, config, ring_spec(transformer_layer_spec), *args, **kwargs)
-        bind(self)
+        bind(self, choose_loss(session.current_session().options, get_args()))
 
     return __init__
 
