@@ -17,6 +17,7 @@ from megatron_hdp.cli.plan_report import StepReport, report_steps
 from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.planning.distributions import draw, names
+from megatron_hdp.planning.loss_memory import MODES, LossMemory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mesh.add_argument("--equal-slots", action="store_true", help="as expert parallelism needs")
     mesh.add_argument("--offload", action="store_true", help="activations may go to the host")
     mesh.add_argument("--host-memory", type=float, default=200.0, help="GB per rank for offload")
+    loss = parser.add_argument_group("loss")
+    loss.add_argument("--vocabulary", type=int, help="entries: reports the memory of each loss")
+    loss.add_argument("--hidden-size", type=int, default=4096)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--strategy", choices=[*STRATEGIES], default="auto")
     plan.add_argument("--compare", action="store_true", help="all strategies side by side")
@@ -53,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
     """Plans and prints; the exit code is 1 when a plan is impossible."""
     console = Console(stderr=True)
     try:
-        for name in ("ranks", "capacity", "steps", "pipeline", "tensor"):
-            if getattr(args, name) < 1:
+        for name in ("ranks", "capacity", "steps", "pipeline", "tensor", "vocabulary"):
+            value = getattr(args, name)
+            if value is not None and value < 1:
                 raise PlanError(f"--{name} {getattr(args, name)}: give at least 1")
         lengths = _lengths(args)
         requested = [*STRATEGIES] if args.compare else [args.strategy]
@@ -140,6 +145,13 @@ def _config(args: argparse.Namespace, strategy: str, lengths: NDArray[np.int64])
     )
 
 
+def _loss_bytes(args: argparse.Namespace, steps: list[StepReport]) -> dict[str, float]:
+    """Of a bf16 model's last stage at the fullest micro-batch, by --hdp-cross-entropy's modes."""
+    memory = LossMemory(args.vocabulary, args.hidden_size, args.tensor)
+    tokens = max(int(step.plan.micro_batch_tokens.max()) for step in steps)
+    return {mode: memory.peak(mode, tokens) for mode in MODES}
+
+
 def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> None:
     if args.json:
         found: list[dict[str, Any]] = [
@@ -148,6 +160,7 @@ def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> No
                 "ranks": args.ranks,
                 "capacity": args.capacity,
                 "steps": [step.as_dict() for step in steps],
+                **({"loss_bytes": _loss_bytes(args, steps)} if args.vocabulary else {}),
             }
             for name, steps in reports.items()
         ]
@@ -163,3 +176,6 @@ def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> No
             table.add_row(name, *step.as_row())
     screen = Console()
     (screen if screen.width >= 120 else Console(width=120)).print(table)
+    for name, steps in reports.items() if args.vocabulary else ():
+        modes = ", ".join(f"{m} {b / 1e9:.2f} GB" for m, b in _loss_bytes(args, steps).items())
+        screen.print(f"{name}: loss on the last stage: {modes}", highlight=False)

@@ -45,6 +45,17 @@ def test_plan_json(lengths):
         assert step["memory_peak_tokens"] <= 1024
 
 
+def test_plan_reports_the_loss_of_each_mode(lengths):
+    done = _run("plan", "--lengths", lengths, "--ranks", "12", "--capacity", "1024", "--json",
+                "--vocabulary", "131072", "--tensor", "8")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    tokens = found["steps"][0]["memory_peak_tokens"]
+    assert found["loss_bytes"]["megatron"] == 6 * tokens * 131072 / 8
+    assert found["loss_bytes"]["fused"] == 2 * tokens * 131072 / 8
+    assert found["loss_bytes"]["chunked"] == 6 * 1024 * 131072 / 8
+
+
 def test_plan_compare_shows_all_strategies(lengths):
     done = _run("plan", "--lengths", lengths, "--ranks", "16", "--capacity", "1024", "--compare",
                 "--json", "--pipeline", "2")  # fmt: skip

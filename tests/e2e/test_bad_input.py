@@ -78,11 +78,16 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--cpu-offloading-num-layers 1", "use --hdp-offload instead"],
         ),
         (
+            ["--data-path", "{corpus}", "--hdp-cross-entropy", "fused"],
+            ["--hdp-cross-entropy fused", "need a GPU", "pass --hdp-cross-entropy chunked"],
+        ),
+        (
             ["--data-path", "{corpus}", "--hdp-cross-entropy", "chunked", "--use-mup"],
             ["--use-mup", "chunked", "pass --hdp-cross-entropy megatron"],
         ),
     ],
-    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads fused mup".split(),
+    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads fused "
+    "mup".split(),
 )
 def test_one_sentence_and_no_process_group(corpus, tmp_path, argv, words):
     names = {"corpus": corpus, "tmp": tmp_path, "truncated": _truncated(corpus, tmp_path)}

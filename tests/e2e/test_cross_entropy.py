@@ -90,6 +90,17 @@ def test_sums_in_main_grad_equal_stock(corpus, stock, tied):
     _check(run_ranks(run, 2), stock(tied), "main_grad")
 
 
+@pytest.mark.slow
+def test_z_loss_and_smoothing_are_in_training_only(corpus):
+    """With a learning rate of 0, so that both evaluate the same parameters."""
+    still = ["--hdp", "--lr", "0", "--min-lr", "0"]
+    plain = run_ranks(lambda: _with_ties(pretrain, corpus, still, False), 1)[0]
+    extras = ["--hdp-z-loss", "1e-2", "--hdp-label-smoothing", "0.1"]  # auto: chunked
+    more = run_ranks(lambda: _with_ties(pretrain, corpus, [*still, *extras], False), 1)[0]
+    assert all(a > b + 0.1 for a, b in zip(more.losses, plain.losses, strict=True))
+    assert more.evaluations == pytest.approx(plain.evaluations, rel=1e-6)
+
+
 def _check(got: list[Recorded], wanted: Recorded, case: str) -> None:
     for rank in got:
         # Megatron takes the norm's maximum over model-parallel ranks in fp32.
