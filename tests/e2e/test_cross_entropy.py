@@ -91,6 +91,28 @@ def test_sums_in_main_grad_equal_stock(corpus, stock, tied):
 
 
 @pytest.mark.slow
+def test_auto_on_a_device_too_small_is_chunked(corpus, stock):
+    """The estimate by what Megatron's arguments are when the model is built."""
+
+    def run() -> Recorded:
+        from megatron_hdp.runtime.cross_entropy import choice, model
+
+        sizes, compute = [], model.linear_cross_entropy
+        choice._device_bytes = lambda: 1_000_000
+
+        def counted(hidden, *args):
+            sizes.append(len(hidden))
+            return compute(hidden, *args)
+
+        model.linear_cross_entropy = counted
+        recorded = _with_ties(pretrain, corpus, ["--hdp"], False)
+        assert sizes
+        return recorded
+
+    _check(run_ranks(run, 1), stock(False), "auto")
+
+
+@pytest.mark.slow
 def test_z_loss_and_smoothing_are_in_training_only(corpus):
     """With a learning rate of 0, so that both evaluate the same parameters."""
     still = ["--hdp", "--lr", "0", "--min-lr", "0"]
