@@ -72,7 +72,7 @@ def _plan(config: PlannerConfig, request: StepRequest, strategy: str) -> Plan:
 def _assign(item: _Item, rank: int, listing: Listing, loads: NDArray[np.float64]) -> list[int]:
     """To the rank that lags, and the least loaded others when it needs more; returns the ranks."""
     if item.ranks == 1:
-        listing.add_pack(rank, item.sequences)
+        listing.add_ring([rank], item.sequences, item.ratio)
         loads[rank] += item.seconds
         return [rank]
     others = np.argsort(loads, kind="stable")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from megatron_hdp.planning.cost import CostModel
@@ -24,8 +25,8 @@ class PlannerConfig:
     pipeline_depth: int = 1
     equal_slots: bool = False
     """All ranks get equally many micro-batches (expert parallelism)."""
-    cost_model: str = "h100-estimate"
-    """A preset's name or a profile file's path."""
+    cost_model: str | CostModel = "h100-estimate"
+    """A preset's name, a profile file's path, or the model itself."""
     tensor_parallel: int = 1
     layers_per_stage: int = 0
     """Layers of a pipeline stage, for the memory rule; 0: the cost model's, split evenly."""
@@ -38,6 +39,8 @@ class PlannerConfig:
     """A ratio that every micro-batch gets, whatever the strategy decided; None: as decided."""
     host_memory: float = 200e9
     """Host bytes per rank for offloaded activations."""
+    offload_limit_s: float = math.inf
+    """With Eq. 3, offload narrows no ring so far that its sequence takes longer than this."""
     slower_across: float = 1.0
     """Links across nodes are slower than the cost model says by this factor."""
 
@@ -57,8 +60,9 @@ class PlannerConfig:
 
 
 @functools.cache
-def _load(name: str, tensor_parallel: int, slower_across: float) -> CostModel:
-    loaded = replace(CostModel.load(name), tensor_parallel=tensor_parallel)
+def _load(given: str | CostModel, tensor_parallel: int, slower_across: float) -> CostModel:
+    model = CostModel.load(given) if isinstance(given, str) else given
+    loaded = replace(model, tensor_parallel=tensor_parallel)
     return loaded.with_links(slower_across)
 
 

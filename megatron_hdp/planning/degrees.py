@@ -39,7 +39,25 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
     if ratio < min(1.0, layers * config.capacity / ((layers - 2) * length)):
         return plain
     resident = (2 + (1 - ratio) * (layers - 2)) * length
-    return Degree(math.ceil(resident / (layers * config.capacity)), ratio)
+    ranks = math.ceil(resident / (layers * config.capacity))
+    if math.isinf(config.offload_limit_s):
+        return Degree(ranks, ratio)
+    return _in_time(length, Degree(ranks, ratio), plain.ranks, config)
+
+
+def _in_time(length: int, degree: Degree, most: int, config: PlannerConfig) -> Degree:
+    """Widened until the sequence keeps the limit, at most to what needs no offload.
+
+    Eq. 3 minimises ranks; taken literally one long sequence becomes the whole step.
+    """
+    sizes = np.arange(degree.ranks, most + 1)
+    seconds = config.cost().sequence_s(np.full(len(sizes), length), sizes)
+    fitting = sizes[seconds <= config.offload_limit_s]
+    ranks = int(fitting[0]) if len(fitting) else most
+    layers = layers_per_rank(config)
+    shard = math.ceil(length / ranks) + 1  # a member can hold a token more than the mean
+    needed = (1 - config.capacity / shard) * layers / (layers - 2)
+    return Degree(ranks, min(degree.ratio, max(0.0, needed)))
 
 
 def host_bytes(length: int, degree: Degree, config: PlannerConfig) -> float:
