@@ -10,6 +10,7 @@ import sys
 COMMANDS = {
     "doctor": "what of Megatron is patched, where, and whether it fits the installed versions",
     "plan": "plan steps for a lengths file and show what HDP would do with it",
+    "simulate": "simulate steps of a model on a described cluster: what HDP would give",
 }
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "quickstart"
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT))
 
 RANKS, STEPS, WARM_UP = 4, 8, 2
 CONTEXT, STATIC_CP, PACKS = 8192, 4, 6
@@ -57,7 +57,7 @@ def build_corpus() -> list[str]:
 
 def train(name: str, data: list[str], options: list[str]) -> dict[int, list[dict[str, Any]]]:
     """One run on RANKS forked processes; returns its step records."""
-    from trace_picture import load
+    from megatron_hdp.observability.timeline import load_records
 
     folder, log = OUT / name, OUT / f"{name}.log"
     shutil.rmtree(folder, ignore_errors=True)
@@ -79,7 +79,7 @@ def train(name: str, data: list[str], options: list[str]) -> dict[int, list[dict
                 console.print(line.strip(), soft_wrap=True, highlight=False, markup=False)
         if process.wait():
             raise SystemExit(f"training {name} failed: see {log}")
-    return load(str(folder))
+    return load_records(str(folder))
 
 
 def summarise(steps: dict[int, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def show(summary: dict[str, dict[str, Any]]) -> None:
 
 def main() -> int:
     """Builds, trains twice, compares; the exit code is 1 when the losses differ."""
-    from trace_picture import draw
+    from megatron_hdp.observability.timeline import draw, of_records
 
     OUT.mkdir(parents=True, exist_ok=True)
     data = build_corpus()
@@ -136,10 +136,8 @@ def main() -> int:
     summary = {"static": summarise(static), "hdp": summarise(hdp)}
     (OUT / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     last = max(static)
-    draw(
-        [(f"static DP x CP mesh, step {last}", static[last]), (f"HDP, step {last}", hdp[last])],
-        str(OUT / "timeline.png"),
-    )
+    titles = (f"static DP x CP mesh, step {last}", static), (f"HDP, step {last}", hdp)
+    draw([of_records(title, steps[last]) for title, steps in titles], str(OUT / "timeline.png"))
     show(summary)
     losses = [np.array(summary[name]["losses"]) for name in ("static", "hdp")]
     worst = float(np.abs(losses[0] / losses[1] - 1).max())

@@ -94,7 +94,23 @@ def _lengths(args: argparse.Namespace) -> NDArray[np.int64]:
         tokens = 16 * args.steps * args.ranks * args.capacity
         longest = args.seq_length or args.ranks * args.capacity
         return draw(args.distribution, tokens, longest, args.seed)
-    path = args.lengths
+    lengths = read_lengths(args.lengths)
+    if args.seq_length:
+        over = int((lengths > args.seq_length).sum())
+        if over:
+            raise PlanError(
+                f"--seq-length {args.seq_length} is shorter than {over} of {len(lengths)} "
+                f"sequences (the longest has {lengths.max()} tokens): raise it or cut them"
+            )
+    return lengths
+
+
+def read_lengths(path: str) -> NDArray[np.int64]:
+    """Lengths above 0 of a .npy, a text file of numbers, or a corpus prefix.
+
+    Raises:
+        PlanError: there is none.
+    """
     if path.endswith(".npy"):
         lengths = np.load(path)
     elif os.path.isfile(path):
@@ -105,13 +121,6 @@ def _lengths(args: argparse.Namespace) -> NDArray[np.int64]:
     lengths = lengths[lengths > 0]
     if not len(lengths):
         raise PlanError(f"--lengths {path} holds no length above 0")
-    if args.seq_length:
-        over = int((lengths > args.seq_length).sum())
-        if over:
-            raise PlanError(
-                f"--seq-length {args.seq_length} is shorter than {over} of {len(lengths)} "
-                f"sequences (the longest has {lengths.max()} tokens): raise it or cut them"
-            )
     return lengths
 
 

@@ -28,6 +28,9 @@ class ModelShape:
     vocabulary: int
     experts: int = 1
     top_k: int = 1
+    tensor_parallel: int = 1
+    """What is assumed where nothing else is asked for."""
+    pipeline_parallel: int = 1
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelShape:
