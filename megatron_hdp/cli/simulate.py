@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster", default="bytescale-inferred", help=f"a JSON file, or one of {clusters}"
     )
     mesh.add_argument(
-        "--profile", help="a cost model (file or preset) instead of the model's FLOPs"
+        "--profile", help="times per layer from a cost model; links stay the cluster's"
     )
     out = parser.add_argument_group("output")
     out.add_argument("--strategy", choices=["all", *STRATEGIES], default="all")
@@ -177,7 +177,8 @@ def _write_pictures(args: argparse.Namespace, runs: dict[str, Run]) -> None:
 
 
 def _print(report: dict[str, Any]) -> None:
-    console = Console()
+    screen = Console()
+    console = screen if screen.width >= 120 else Console(width=120)
     console.print(
         f"{report['model']} on {report['gpus']} GPUs ({report['cluster']['name']}): "
         f"{report['hdp_ranks']} HDP ranks x TP {report['tensor_parallel']} x PP "

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -177,6 +177,6 @@ def make_setting(
     if cost.layers % pipeline_depth:
         raise PlanError(f"{cost.layers} layers are no multiple of {pipeline_depth} stages")
     return Setting(
-        replace(cost), cluster, gpus // width, pipeline_depth, context, capacity, parameters,
+        cost, cluster, gpus // width, pipeline_depth, context, capacity, parameters,
         boundary_bytes,
     )  # fmt: skip

@@ -1,0 +1,37 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""Planner and simulated step from 1,024 to 16,384 GPUs, tokens per GPU fixed (7B, 2M, Byted)."""
+
+from __future__ import annotations
+
+import time
+
+from common import CAPACITY, setting, write
+
+from megatron_hdp.simulation.batches import draw_steps
+from megatron_hdp.simulation.experiment import run_strategy
+from megatron_hdp.simulation.step import simulate
+
+
+def main() -> None:
+    """Eight capacities per rank."""
+    rows = []
+    for gpus in (1024, 2048, 4096, 8192, 16384):
+        place = setting("llama-7b", 2**21, gpus)
+        requests = draw_steps("byted", 2**21, 8 * place.num_ranks * CAPACITY // 2**21, 1, 1)
+        run = run_strategy(place, "auto", requests)
+        begun = time.process_time()
+        simulate(run.plans[0], place.job, place.cluster)
+        rows.append(
+            {
+                "gpus": gpus, "sequences": len(requests[0].lengths),
+                "step_s": round(run.step_s, 1),
+                "computing_share": round(run.as_dict()["shares"]["compute"], 3),
+                "planner_cpu_s": round(run.planner_s, 2),
+                "simulator_cpu_s": round(time.process_time() - begun, 2),
+            }
+        )  # fmt: skip
+    write("scaling", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
