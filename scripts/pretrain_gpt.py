@@ -89,16 +89,17 @@ def loss_func(loss_mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, Any, 
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output.view(-1).float() * mask)
     num_tokens = mask.sum().clone().detach().to(torch.int)
+    report = torch.cat([loss.clone().detach().view(1), num_tokens.view(1)])
     if get_args().check_for_nan_in_loss_and_grad:
         for name, rejects in (("NaN", torch.isnan), ("Inf", torch.isinf)):
             get_rerun_state_machine().validate_result(
-                result=loss,
+                # Not `loss` itself: the last pipeline stage frees it before a rerun compares it.
+                result=report[0],
                 rejection_func=rejects,
                 message=f"found {name} in local forward loss calculation",
                 tolerance=0.0,
                 fatal=True,
             )
-    report = torch.cat([loss.clone().detach().view(1), num_tokens.view(1)])
     return loss, num_tokens, {"lm loss": report}
 
 

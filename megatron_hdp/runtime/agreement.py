@@ -8,12 +8,15 @@ gloo group of its own, from the thread that prepares the next step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from megatron_hdp.planning.values import PlanDigest
+from megatron_hdp.runtime.waiting import waiting
 
 _MASK = (1 << 62) - 1
 
@@ -23,66 +26,109 @@ class PlanDisagreement(RuntimeError):
 
 
 class Agreement:
-    """Compares digests over the world. Made by all ranks in the same order.
+    """Compares one stream's digests over the world. Made by all ranks in the same order.
 
     Args:
+        stream: train, valid or test.
         timeout: how long to wait for the slowest rank.
+        settings: what this rank runs with, by flag; only read to name a difference.
     """
 
-    def __init__(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+    def __init__(self, stream: str, timeout: timedelta, settings: Mapping[str, str]) -> None:
+        self._stream = stream
+        self._settings = dict(settings)
         self._group = None
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            with waiting(f"all ranks to set up the plan comparison of {stream}"):
+                self._group = dist.new_group(backend="gloo", timeout=timeout)
+            self._roll = _RollCall(stream)
 
-    def check(self, name: str, digest: PlanDigest) -> None:
+    def check(self, step: int, digest: PlanDigest) -> None:
         """Returns when all ranks have the same digest.
 
-        Args:
-            name: what is compared, for the message ("step 7 of train").
-
         Raises:
-            PlanDisagreement: on every rank, with the fields and ranks that differ.
-            RuntimeError: a rank did not answer within the timeout.
+            PlanDisagreement: on every rank, with the fields, flags and ranks that differ.
+            RuntimeError: a rank did not answer within the timeout, or ended.
         """
         if self._group is None:
             return
         mine = torch.tensor([value & _MASK for value in digest], dtype=torch.int64)
         both = torch.cat((mine, -mine))
+        name = f"step {step} of {self._stream}"
+        self._roll.answer(step)
         try:
-            dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+            with waiting(f"all ranks to compare their plan of {name}"):
+                dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
-            raise RuntimeError(
-                f"HDP waited {self._timeout} for all ranks to compare their plan of {name}; "
-                f"at least one never came (dead, or still planning): {error}"
-            ) from error
+            raise RuntimeError(f"{error} ({self._roll.missing(step)})") from error
         highest, lowest = both[: len(mine)], -both[len(mine) :]
         if torch.equal(highest, lowest):
             return
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine, group=self._group)
-        raise PlanDisagreement(_describe(name, everyone))
+        settings: list[dict[str, str]] = [{} for _ in everyone]
+        with waiting(f"all ranks to say how their plans of {name} differ"):
+            dist.all_gather(everyone, mine, group=self._group)
+            dist.all_gather_object(settings, self._settings, group=self._group)
+        raise PlanDisagreement(_describe(name, everyone, settings))
 
 
-def _describe(name: str, everyone: list[torch.Tensor]) -> str:
-    """One sentence per differing field: which ranks hold which digest."""
+class _RollCall:
+    """Ranks leave word of the newest step they compared, so that a missing one can be named."""
+
+    def __init__(self, stream: str) -> None:
+        # A connection of its own: the main thread may wait in the shared one.
+        shared: Any = dist.distributed_c10d._get_default_store()
+        self._store = shared.clone()
+        self._key = f"hdp/{stream}/"
+
+    def answer(self, step: int) -> None:
+        self._store.set(f"{self._key}{dist.get_rank()}", str(step))
+
+    def missing(self, step: int) -> str:
+        """A clause that names the ranks which have not come to `step`."""
+        try:
+            late = [rank for rank in range(dist.get_world_size()) if self._newest(rank) < step]
+        except RuntimeError:  # the store went with the rank that held it
+            return "who never came is not known: the store is gone too"
+        if not late:
+            return "every rank came, and one ended since"
+        return f"ranks {_ranges(late)} never came: dead, or still planning"
+
+    def _newest(self, rank: int) -> int:
+        key = f"{self._key}{rank}"
+        return int(self._store.get(key)) if self._store.check([key]) else -1
+
+
+def _describe(
+    name: str, everyone: Sequence[torch.Tensor], settings: Sequence[Mapping[str, str]]
+) -> str:
+    """One clause per differing field and flag: which ranks hold what."""
     parts = []
     for i, field in enumerate(PlanDigest._fields):
-        holders: dict[int, list[int]] = {}
-        for rank, values in enumerate(everyone):
-            holders.setdefault(int(values[i]), []).append(rank)
-        if len(holders) > 1:
-            listed = "; ".join(
-                f"{digest:016x} on ranks {_ranges(ranks)}" for digest, ranks in holders.items()
-            )
-            parts.append(f"{field} ({listed})")
+        values = [f"{int(digests[i]):016x}" for digests in everyone]
+        if len(set(values)) > 1:
+            parts.append(f"{field} ({_holders(values)})")
+    flags = []
+    for flag in sorted(set().union(*settings)):
+        values = [own.get(flag, "absent") for own in settings]
+        if len(set(values)) > 1:
+            flags.append(f"{flag} is {_holders(values)}")
     return (
-        f"HDP's plan of {name} differs between ranks in {', '.join(parts)}: "
-        f"all ranks need the same arguments, corpus files and megatron_hdp version."
+        f"HDP's plan of {name} differs between ranks in {', '.join(parts)}"
+        + "".join(f"; {flag}" for flag in flags)
+        + ": all ranks need the same arguments, corpus files and megatron_hdp version."
     )
 
 
-def _ranges(ranks: list[int]) -> str:
+def _holders(values: Sequence[str]) -> str:
+    """['a', 'b', 'b'] -> 'a on ranks 0, b on ranks 1-2'."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    return ", ".join(f"{value} on ranks {_ranges(ranks)}" for value, ranks in holders.items())
+
+
+def _ranges(ranks: Sequence[int]) -> str:
     """[0, 1, 2, 5] -> '0-2,5'."""
     spans: list[list[int]] = []
     for rank in ranks:

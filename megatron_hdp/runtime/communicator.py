@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
+from megatron_hdp.runtime.waiting import waiting
+
 Channel = Literal["kv", "dkv"]
 
 
@@ -28,6 +30,12 @@ class TransferLabel(NamedTuple):
     """forward, backward or router."""
     ring_step: int
     ring: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}, slot {self.slot}, layer {self.layer}, {self.phase}, ring "
+            f"{self.ring}, ring step {self.ring_step}"
+        )
 
     @property
     def tag(self) -> int:
@@ -45,16 +53,15 @@ class Transfer:
         self,
         works: Sequence[dist.Work],
         label: TransferLabel,
-        peers: tuple[int, int],
+        awaited: Sequence[str],
         received: torch.Tensor,
-        timeout: timedelta,
         sent: torch.Tensor,
     ) -> None:
         self._works = works
         self._label = label
-        self._peers = peers
+        # One clause per work; a backend that joins both in one work waits for both.
+        self._awaited = awaited if len(awaited) == len(works) else [" and ".join(awaited)]
         self._received = received
-        self._timeout = timeout
         self._sent = sent  # gloo reads it until the send completes
 
     def wait(self) -> torch.Tensor:
@@ -63,16 +70,9 @@ class Transfer:
         Raises:
             RuntimeError: a peer did not come within the timeout, or the connection broke.
         """
-        try:
-            for work in self._works:
+        for work, peer in zip(self._works, self._awaited, strict=True):
+            with waiting(f"{peer}, in {self._label}"):
                 work.wait()
-        except RuntimeError as error:
-            label, (to, source) = self._label, self._peers
-            raise RuntimeError(
-                f"HDP rank waited {self._timeout} in step {label.step}, slot {label.slot}, layer "
-                f"{label.layer}, {label.phase}, ring {label.ring}, ring step {label.ring_step} for "
-                f"HDP rank {source} to send and HDP rank {to} to receive: {error}"
-            ) from error
         return self._received
 
 
@@ -84,7 +84,6 @@ class DomainCommunicators:
     """Global rank of every HDP rank."""
     groups: dict[Channel, dist.ProcessGroup]
     """Empty in a domain of one rank."""
-    timeout: timedelta
     bytes_sent: int = field(default=0)
 
     @classmethod
@@ -102,15 +101,16 @@ class DomainCommunicators:
             if len(ranks) > 1:
                 channels: tuple[Channel, Channel] = ("kv", "dkv")
                 for channel in channels:
-                    group = dist.new_group(
-                        list(ranks), timeout=timeout, group_desc=f"hdp_{channel}"
-                    )
-                    if me in ranks:
-                        # Lazy creation would otherwise happen at the memory peak of a step.
-                        dist.barrier(group)
-                        groups[channel] = group
+                    with waiting(f"ranks {list(ranks)} to set up the ring communicator {channel}"):
+                        group = dist.new_group(
+                            list(ranks), timeout=timeout, group_desc=f"hdp_{channel}"
+                        )
+                        if me in ranks:
+                            # Lazy creation would otherwise happen at the memory peak of a step.
+                            dist.barrier(group)
+                            groups[channel] = group
             if me in ranks:
-                mine = cls(tuple(ranks), groups, timeout)
+                mine = cls(tuple(ranks), groups)
         if mine is None:
             raise RuntimeError(f"rank {me} is in none of the HDP domains {list(domains)}")
         return mine
@@ -130,12 +130,17 @@ class DomainCommunicators:
         Empty buffers are not sent; both sides know the sizes from the plan.
         """
         group = self.groups[channel]
-        ops = []
+        ops, awaited = [], []
         tag = label.tag if dist.get_backend(group) == "gloo" else 0
         if sent.numel():
             ops.append(dist.P2POp(dist.isend, sent, self.global_ranks[to], group, tag))
+            awaited.append(f"HDP rank {to} (rank {self.global_ranks[to]}) to receive")
             self.bytes_sent += sent.numel() * sent.element_size()
         if received.numel():
             ops.append(dist.P2POp(dist.irecv, received, self.global_ranks[source], group, tag))
-        works = dist.batch_isend_irecv(ops) if ops else []
-        return Transfer(works, label, (to, source), received, self.timeout, sent)
+            awaited.append(f"HDP rank {source} (rank {self.global_ranks[source]}) to send")
+        if not ops:
+            return Transfer([], label, [], received, sent)
+        with waiting(f"{' and '.join(awaited)}, in {label}"):
+            works = dist.batch_isend_irecv(ops)
+        return Transfer(works, label, awaited, received, sent)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from megatron_hdp.runtime.communicator import DomainCommunicators
+from megatron_hdp.runtime.waiting import waiting
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def _all_domains(mine: Sequence[int]) -> list[tuple[int, ...]]:
     device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else "cpu"
     first = torch.tensor([mine[0]], dtype=torch.int64, device=device)
     firsts = [torch.empty_like(first) for _ in range(dist.get_world_size())]
-    dist.all_gather(firsts, first)
+    with waiting("all ranks to say which domain they are in"):
+        dist.all_gather(firsts, first)
     domains: dict[int, list[int]] = {}
     for rank, value in enumerate(firsts):
         domains.setdefault(int(value), []).append(rank)

@@ -130,12 +130,16 @@ class _StepRun:
         offloaded, refused = self._offload_totals()
         cpu = time.process_time()
         self.record.begin_s = time.time()
-        result = schedule(
-            forward_step_func=self._forward_step(forward_step),
-            data_iterator=data_iterator,
-            model=[self.model],
-            **kwargs,
-        )
+        try:
+            result = schedule(
+                forward_step_func=self._forward_step(forward_step),
+                data_iterator=data_iterator,
+                model=[self.model],
+                **kwargs,
+            )
+        except Exception as error:
+            error.add_note(self._where())
+            raise
         self.record.end_s = time.time()
         self.record.busy_s = time.process_time() - cpu
         self.record.ring_bytes = self.domain.communicators.bytes_sent - sent
@@ -166,6 +170,15 @@ class _StepRun:
         if offload is None:
             return 0, 0
         return offload.totals.offloaded_bytes, offload.totals.refused_bytes
+
+    def _where(self) -> str:
+        """For what fails in waits of Megatron's own, which know nothing of steps and slots."""
+        record = self.record
+        return (
+            f"HDP: this was rank {torch.distributed.get_rank()} (HDP rank {record.rank}, pipeline "
+            f"stage {record.pipeline_stage}) in step {record.step} of {record.kind}, with "
+            f"{len(record.forwards)} of {len(self.micro_batches)} forwards done."
+        )
 
     def _plan_pipeline_shapes(self, kwargs: dict[str, Any]) -> None:
         if kwargs.get("p2p_communicator") is not None:

@@ -24,6 +24,7 @@ from megatron_hdp.runtime.attention import select_kernel
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
+from megatron_hdp.runtime.settings import shared_settings
 from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
 from megatron_hdp.runtime.validation import ArgumentRefused, check_capacity
 
@@ -122,7 +123,13 @@ def _built_on_every_rank() -> Iterator[None]:
 def _stream(
     name: str, dataset: Any, packs_per_step: int, consumed: int, session: Session, args: Namespace
 ) -> HdpDataIterator | None:
-    agreement = Agreement(timedelta(minutes=session.options.timeout_minutes))
+    domain = session.require_domain()
+    config = planner_config(args, session.options, domain.size)
+    settings = shared_settings(args, config)
+    # auto's choice rests on the device's memory, which no argument tells.
+    settings["chosen loss"] = repr(choose_loss(session.options, args))
+    timeout = timedelta(minutes=session.options.timeout_minutes)
+    agreement = Agreement(name, timeout, settings)
     if dataset is None:
         return None
     if consumed % packs_per_step:
@@ -130,10 +137,8 @@ def _stream(
             f"{consumed} samples of {name} were consumed, which is no multiple of the global batch "
             f"size {packs_per_step}: keep --global-batch-size as it was in the checkpoint."
         )
-    domain = session.require_domain()
     source = source_of(dataset)
     requests = StepRequests(source, packs_per_step, name)
-    config = planner_config(args, session.options, domain.size)
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     return HdpDataIterator(
         source,
@@ -146,8 +151,7 @@ def _stream(
             first_step=consumed // packs_per_step,
             rank=domain.rank,
             multiple_of=tensor_parallel if args.sequence_parallel else 1,
-            timeout_s=60 * session.options.timeout_minutes,
-            config_text=f"{config!r} packs={packs_per_step} context={args.seq_length} "
-            f"{choose_loss(session.options, args)!r}",
+            timeout_s=timeout.total_seconds(),
+            config_text=repr(sorted(settings.items())),
         ),
     )

@@ -7,10 +7,8 @@ compares its digest over all ranks, and reads this rank's own tokens. `begin_ste
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +22,7 @@ from megatron_hdp.data.sources import SEQUENCES_PER_PACK, PackSource
 from megatron_hdp.planning.values import MicroBatch, Plan, PlanDigest
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.context import current_micro_batch
+from megatron_hdp.runtime.preparation import Preparation
 from megatron_hdp.runtime.sharding import MicroBatchLayout
 
 Batch = dict[str, torch.Tensor | None]
@@ -116,7 +115,7 @@ class HdpDataIterator:
         self._planner = planner
         self._agreement = agreement
         self._next_step = config.first_step
-        self._pending: Future[PreparedStep] | None = None
+        self._pending: Preparation[PreparedStep] | None = None
         self.current: PreparedStep | None = None
         self.waited_s = 0.0
 
@@ -130,14 +129,7 @@ class HdpDataIterator:
         begun = time.perf_counter()
         pending = self._pending or self._submit(self._next_step)
         self._pending = None
-        try:
-            self.current = pending.result(timeout=self.config.timeout_s)
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"HDP waited {self.config.timeout_s:.0f} s for step {self._next_step} of "
-                f"{self.config.name} to be planned and read: raise --hdp-timeout-minutes if the "
-                f"storage is that slow."
-            ) from error
+        self.current = pending.result(self.config.timeout_s)
         self.waited_s = time.perf_counter() - begun
         self._next_step += 1
         if self._requests.has(self._next_step):
@@ -165,27 +157,16 @@ class HdpDataIterator:
         """Ends the planning process. Idempotent."""
         self._planner.close()
 
-    def _submit(self, step: int) -> Future[PreparedStep]:
-        """Prepares a step on a thread of its own.
+    def _submit(self, step: int) -> Preparation[PreparedStep]:
+        return Preparation(f"step {step} of {self.config.name}", lambda p: self._prepare(step, p))
 
-        A daemon: a rank that fails must end at once, not wait for others in a comparison first.
-        """
-        future: Future[PreparedStep] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(self._prepare(step))
-            except BaseException as error:
-                future.set_exception(error)
-
-        name = f"hdp-{self.config.name}-{step}"
-        threading.Thread(target=run, name=name, daemon=True).start()
-        return future
-
-    def _prepare(self, step: int) -> PreparedStep:
+    def _prepare(self, step: int, preparation: Preparation[PreparedStep]) -> PreparedStep:
+        preparation.at("planned")
         plan = self._planner.get(step)
         digest = plan.digest(corpus=self._source.fingerprint, config=self.config.config_text)
-        self._agreement.check(f"step {step} of {self.config.name}", digest)
+        preparation.at("compared with the other ranks")
+        self._agreement.check(step, digest)
+        preparation.at("read")
         rank, multiple_of = self.config.rank, self.config.multiple_of
         micro_batches = tuple(plan.micro_batches(rank))
         layouts = tuple(

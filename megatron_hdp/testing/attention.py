@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -106,9 +105,8 @@ def virtual_ring(
     def run(rank: int) -> None:
         layout = MicroBatchLayout.build(micro_batches[rank], rank)
         communicators = VirtualCommunicators(
-            tuple(range(len(micro_batches))), {}, timedelta(minutes=1),
-            mailboxes=mailboxes, rank=rank,
-        )  # fmt: skip
+            tuple(range(len(micro_batches))), {}, mailboxes=mailboxes, rank=rank
+        )
         q, k, v = (x.detach().requires_grad_() for x in rank_tensors(layout, whole))
         state = MicroBatchState.build(
             layout, step=0, slot=0, communicators=communicators, device=q.device

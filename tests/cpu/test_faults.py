@@ -32,7 +32,19 @@ def symptoms():
         "nonsense": seen(lambda: RerunMode("nonsense")),
         "norm": seen(lambda: WrappedTorchNorm(config=config, hidden_size=8)),
         "queue": filesystem_async._results_queue is None,
+        "says disk full": failed_save(filesystem_async.FileSystemWriterAsync),
     }
+
+def failed_save(writer):
+    import queue, torch, types
+    from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
+    from torch.distributed.checkpoint.planner import WriteItemType
+    results = queue.Queue()
+    item = types.SimpleNamespace(type=WriteItemType.TENSOR, index=0)
+    bucket = ("/dev/full", "", ([], [(item, torch.zeros(1 << 20))]))
+    transforms = [_StorageWriterTransforms()]
+    writer.write_preloaded_data_multithread(transforms, False, 3, [bucket], results)
+    return "No space left on device" in str(results.get())
 
 stand_ins.install()
 before = symptoms()
@@ -41,14 +53,16 @@ by_module = {fault.symbol.split(":")[0].rsplit(".", 1)[1] for fault in faults.ha
 
 FOUND = """
 assert before == {"compile_helpers": "SystemExit", "report_stats": "ValueError",
-                  "nonsense": "ValueError", "norm": "AssertionError", "queue": True}, before
+                  "nonsense": "ValueError", "norm": "AssertionError", "queue": True,
+                  "says disk full": False}, before
 """
 
 GONE = """
 assert symptoms() == {"compile_helpers": None, "report_stats": None, "nonsense": "ValueError",
-                      "norm": None, "queue": True}, symptoms()
-assert by_module == {"utils", "distrib_optimizer", "torch_norm", "rerun_state_machine"}, by_module
-assert len(faults.handle_needed()) == 6
+                      "norm": None, "queue": True, "says disk full": True}, symptoms()
+assert by_module == {"utils", "distrib_optimizer", "torch_norm", "rerun_state_machine",
+                     "filesystem_async"}, by_module
+assert len(faults.handle_needed()) == 7
 faults.handle_needed(cpu_mode=True)
 assert not symptoms()["queue"]
 """

@@ -76,6 +76,21 @@ def pretrain(argv: list[str], *, fp64: bool = True, keep_grads: int = 0) -> Reco
     return record(lambda: runpy.run_path(str(SCRIPT), run_name="__main__"), fp64, keep_grads)
 
 
+def plan_with(make) -> None:
+    """This process's data iterators get `make(request, num_ranks)` as their planner."""
+    from megatron_hdp.planning import StepRequest
+    from megatron_hdp.runtime import iterators
+
+    def make_planner(config, requests, options):
+        def request(step: int) -> StepRequest:
+            ids, lengths, packs = requests(step)
+            return StepRequest(ids, lengths, packs, step)
+
+        return make(request, config.num_ranks)
+
+    iterators.make_planner = make_planner
+
+
 def record(run, fp64: bool, keep_grads: int) -> Recorded:
     """Calls `run` (which trains through megatron.training.pretrain) with the recorder in place."""
     torch.set_num_threads(1)
@@ -171,6 +186,8 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
         result = train_step(forward_step, iterator, model, optimizer, *args, **kwargs)
         optimizer.step = optimizer_step
         losses, grad_norm = result[0], result[5]
+        if grad_norm is None:  # the step was given up: Megatron saves and exits now
+            return result
         recorded.grad_norms.append(float(grad_norm))
         if losses:
             recorded.losses.append(float(losses["lm loss"]))

@@ -15,6 +15,7 @@ from megatron_hdp.cpu.faults import (
     torch_norm,
     triton_import,
     uneven_collectives,
+    write_errors,
     write_queue,
 )
 from megatron_hdp.cpu.faults.fault import Fault
@@ -23,6 +24,7 @@ FAULTS = (
     triton_import.FAULT,
     compile_helpers.FAULT,
     write_queue.FAULT,
+    write_errors.FAULT,
     torch_adam.EMPTY_STATE,
     torch_adam.LEAF_VIEWS,
     torch_adam.SHARED_STEP,

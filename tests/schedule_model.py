@@ -1,0 +1,137 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""A model of a step in which every transfer blocks: does it end, and does each meet its own?
+
+One process per (rank, stage). Its program is Megatron's 1F1B
+(`forward_backward_pipelining_without_interleaving`: which sends and receives are posted together),
+with the hops of a ring inside each forward and backward. A send completes only when its receive is
+posted (rendezvous, as a large NCCL message), and transfers of a channel pair up in the order in
+which they were posted, whatever was meant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Process = tuple[int, int]
+"""(rank, stage)."""
+Entry = tuple[int, ...] | None
+"""The ring that a micro-batch enters."""
+
+
+class Transfer(NamedTuple):
+    """One side of a message."""
+
+    is_send: bool
+    channel: str
+    """pipeline, kv or dkv: transfers of different channels never meet."""
+    peer: Process
+    what: tuple[object, ...]
+    """What the sender sends, and what the receiver believes to get."""
+
+
+Together = list[Transfer]
+"""Posted at once; the process goes on when all of them are done."""
+
+
+class Outcome(NamedTuple):
+    """How the step ended. Fine when both are empty."""
+
+    stuck: list[Process]
+    mispaired: list[tuple[object, object]]
+    """(what was sent, what was expected) of messages that met the wrong receive."""
+
+
+def program(rank: int, stage: int, depth: int, entries: Sequence[Entry]) -> list[Together]:
+    """What one process does in a step, as lists of transfers posted together."""
+    count, last = len(entries), depth - 1
+    warm_up = min(depth - stage - 1, count)
+
+    def receive(k: int) -> Together:
+        return [_pipe(False, (rank, stage - 1), "F", k)] if stage > 0 else []
+
+    def send(k: int) -> Together:
+        return [_pipe(True, (rank, stage + 1), "F", k)] if stage < last else []
+
+    def receive_grad(k: int) -> Together:
+        return [_pipe(False, (rank, stage + 1), "B", k)] if stage < last else []
+
+    def send_grad(k: int) -> Together:
+        return [_pipe(True, (rank, stage - 1), "B", k)] if stage > 0 else []
+
+    steps: list[Together] = []
+    for k in range(warm_up):
+        steps += [receive(k), *_hops(rank, stage, "F", k, entries), send(k)]
+    steady = count - warm_up
+    if steady:
+        steps.append(receive(warm_up))
+    for i in range(steady):
+        forward = warm_up + i
+        steps += _hops(rank, stage, "F", forward, entries)
+        steps.append(send(forward) + receive_grad(i))
+        steps += _hops(rank, stage, "B", i, entries)
+        steps.append(send_grad(i) + (receive(forward + 1) if i < steady - 1 else []))
+    for i in range(steady, count):
+        steps += [receive_grad(i), *_hops(rank, stage, "B", i, entries), send_grad(i)]
+    return [step for step in steps if step]
+
+
+def _pipe(is_send: bool, peer: Process, phase: str, k: int) -> Transfer:
+    return Transfer(is_send, "pipeline", peer, (phase, k))
+
+
+def _hops(rank: int, stage: int, phase: str, k: int, entries: Sequence[Entry]) -> list[Together]:
+    """K/V round the ring; in a backward dK/dV behind them, and one hop more, home."""
+    ring = entries[k]
+    if ring is None:
+        return []
+    at, visit = ring.index(rank), sum(entry == ring for entry in entries[:k])
+    to, source = (ring[at + 1 - len(ring)], stage), (ring[at - 1], stage)
+    hops: list[Together] = []
+    for hop in range(1, len(ring)):
+        for channel in ("kv",) if phase == "F" else ("kv", "dkv"):
+            what = (ring, visit, phase, hop)
+            hops.append([Transfer(True, channel, to, what), Transfer(False, channel, source, what)])
+    return hops
+
+
+def run(entries: Sequence[Sequence[Entry]], depth: int) -> Outcome:
+    """Runs a step.
+
+    Args:
+        entries: by rank, the ring that each micro-batch enters, in slot order.
+        depth: pipeline stages.
+    """
+    programs = {
+        (rank, stage): deque(program(rank, stage, depth, entries[rank]))
+        for rank in range(len(entries))
+        for stage in range(depth)
+    }
+    open_sides: dict[tuple[object, ...], deque[tuple[Process, Transfer]]] = defaultdict(deque)
+    missing = dict.fromkeys(programs, 0)
+    mispaired: list[tuple[object, object]] = []
+    ready = deque(programs)
+    while ready:
+        process = ready.popleft()
+        if missing[process] or not programs[process]:
+            continue
+        together = programs[process].popleft()
+        missing[process] = len(together)
+        for transfer in together:
+            line = (transfer.channel, process, transfer.peer)
+            other = (transfer.channel, transfer.peer, process)
+            key = (*(line if transfer.is_send else other), not transfer.is_send)
+            mine = (*(line if transfer.is_send else other), transfer.is_send)
+            if not open_sides[key]:
+                open_sides[mine].append((process, transfer))
+                continue
+            peer, theirs = open_sides[key].popleft()
+            if theirs.what != transfer.what:
+                sent, got = (transfer, theirs) if transfer.is_send else (theirs, transfer)
+                mispaired.append((sent.what, got.what))
+            for side in (process, peer):
+                missing[side] -= 1
+                if not missing[side]:
+                    ready.append(side)
+    return Outcome([p for p in programs if missing[p] or programs[p]], mispaired)
