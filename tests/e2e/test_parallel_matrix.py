@@ -75,3 +75,81 @@ def test_fp64_equals_stock(corpus, stock, case, option):
     if option != "overlap":  # there a rank's main_grad is whole in its own shard only
         assert worst_error(gather(got, "grads"), gather([wanted], "grads")) < 1e-12
     assert worst_error(gather(got, "params"), gather([wanted], "params")) < 1e-12
+
+
+WHOLE = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"
+WHOLE += f" --hdp-capacity 128 {OPTIONS['overlap']}"
+
+
+def _without(flag: str, argv: list[str]) -> list[str]:
+    return [argument for argument in argv if argument != flag]
+
+
+def _tied() -> None:
+    from tests.e2e import harness, oracle
+
+    harness.BASE = oracle.BASE = _without("--untie-embeddings-and-output-weights", harness.BASE)
+
+
+@pytest.mark.slow
+def test_tied_embeddings_and_a_clip_that_bites_equal_stock(corpus):
+    """The embedding's two copies, on the first and the last stage, end bitwise equal (`gather`)."""
+    argv = ["--data-path", corpus, *MODEL, "--clip-grad", "0.1"]
+
+    def run_stock():
+        _tied()
+        return stock_pretrain(argv)
+
+    def run_hdp():
+        _tied()
+        return pretrain([*argv, "--hdp", *WHOLE.split()])
+
+    wanted = run_ranks(run_stock, 1)[0]
+    got = run_ranks(run_hdp, 8)
+    assert min(wanted.grad_norms) > 0.2
+    assert not any("output_layer" in name for name in wanted.params)
+    for rank in got:
+        assert rank.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-6)
+    # Megatron computes the clip coefficient in fp32.
+    assert worst_error(gather(got, "params"), gather([wanted], "params")) < 1e-6
+
+
+def _with_one_wrong(what: str, argv: list[str]):
+    """Changes one token's label or position, on HDP rank 1, in the first micro-batch of step 0."""
+    from megatron_hdp.runtime import step
+
+    read, planted = step.read_batch, []
+
+    def read_batch(*args):
+        from megatron_hdp.runtime.session import current_session
+
+        batch = read(*args)
+        if not planted and current_session().require_domain().rank == 1:
+            at = int(batch["loss_mask"][0].argmax())
+            batch[what][0, at] = (batch[what][0, at] + 1) % 120
+            planted.append(True)
+        return batch
+
+    step.read_batch = read_batch
+    return pretrain(argv, keep_grads=1)
+
+
+@pytest.mark.slow
+def test_one_wrong_label_breaks_the_tolerance(corpus, stock):
+    ranks, packs, more = CASES["PP2 x HDP2"]
+    argv = ["--data-path", corpus, *MODEL, "--global-batch-size", str(packs), "--hdp"]
+    argv += more.split()
+    got = run_ranks(lambda: _with_one_wrong("labels", argv), ranks)
+    error = worst_error(gather(got, "grads"), gather([stock(packs)], "grads"))
+    assert error > 1e-4  # 1e-12 is the tolerance
+
+
+@pytest.mark.slow
+def test_bf16_is_near_stock(corpus):
+    argv = ["--data-path", corpus, *MODEL, "--bf16"]
+    wanted = run_ranks(lambda: stock_pretrain(argv, fp64=False), 1)[0]
+    got = run_ranks(lambda: pretrain([*argv, "--hdp", *WHOLE.split()], fp64=False), 8)
+    for rank in got:
+        assert rank.grad_norms == pytest.approx(wanted.grad_norms, rel=2e-2)
+        if rank.losses:
+            assert rank.losses == pytest.approx(wanted.losses, rel=2e-3)
