@@ -11,7 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from megatron_hdp.runtime.communicator import DomainCommunicators
-from megatron_hdp.runtime.sharding import Boundaries, MicroBatchLayout
+from megatron_hdp.runtime.sharding import (
+    BlockCall,
+    Boundaries,
+    MicroBatchLayout,
+    RingStep,
+    Rows,
+)
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,17 @@ class VarlenArguments:
     max_k: int
 
 
-@dataclass(frozen=True)
-class StepTensors:
-    """A RingStep on the device; `arguments` None means there is nothing to compute."""
+DeviceRows = slice | torch.Tensor
+"""Rows on the device: a slice, or an int64 index tensor."""
 
-    q_rows: torch.Tensor | None
-    k_rows: torch.Tensor | None
-    arguments: VarlenArguments | None
+
+@dataclass(frozen=True)
+class CallTensors:
+    """A BlockCall on the device. Steps that take the same rows share one index tensor."""
+
+    q_rows: DeviceRows
+    k_rows: DeviceRows
+    arguments: VarlenArguments
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ class MicroBatchState:
     whole_cu_seqlens: torch.Tensor
     """int32 [2] = [0, T]."""
     own: VarlenArguments
-    steps: tuple[StepTensors, ...]
+    steps: tuple[CallTensors | None, ...]
+    """What to compute with each arriving K/V; None: they are passed on only."""
     step_tokens: int = 0
     """Tokens of the whole step; for logging only."""
     offload_ratio: float = 0.0
@@ -94,17 +105,29 @@ class MicroBatchState:
             offload_ratio=offload_ratio,
             whole_cu_seqlens=_on(device, np.array([0, layout.num_tokens], np.int32)),
             own=_arguments(device, layout.own),
-            steps=tuple(
-                StepTensors(
-                    None if ring_step.q_rows is None else _on(device, ring_step.q_rows),
-                    None if ring_step.k_rows is None else _on(device, ring_step.k_rows),
-                    None
-                    if ring_step.boundaries is None
-                    else _arguments(device, ring_step.boundaries),
-                )
-                for ring_step in layout.steps
-            ),
+            steps=_steps(device, layout.steps),
         )
+
+
+def _steps(
+    device: torch.device, ring_steps: tuple[RingStep, ...]
+) -> tuple[CallTensors | None, ...]:
+    indices: dict[bytes, torch.Tensor] = {}
+
+    def rows(given: Rows) -> DeviceRows:
+        if isinstance(given, slice):
+            return given
+        key = given.tobytes()
+        if key not in indices:
+            indices[key] = _on(device, given)
+        return indices[key]
+
+    def call(given: BlockCall) -> CallTensors:
+        return CallTensors(
+            rows(given.q_rows), rows(given.k_rows), _arguments(device, given.boundaries)
+        )
+
+    return tuple(None if step.call is None else call(step.call) for step in ring_steps)
 
 
 def _arguments(device: torch.device, boundaries: Boundaries) -> VarlenArguments:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,20 +32,28 @@ class Boundaries:
     max_k: int
 
 
+Rows = slice | NDArray[np.int64]
+"""Rows of a ring prefix; a slice where they are one range, so that taking them copies nothing."""
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """One varlen call of a ring step. Full attention, never causal."""
+
+    q_rows: Rows
+    """Rows of my ring prefix."""
+    k_rows: Rows
+    """Rows of the source's ring prefix."""
+    boundaries: Boundaries
+
+
 @dataclass(frozen=True)
 class RingStep:
-    """What a member computes with the K/V of another one. Full attention, never causal.
-
-    An index of None means all rows, in order.
-    """
+    """What a member computes with the K/V of another one."""
 
     source: int
     """Ring index whose K/V arrive in this step."""
-    q_rows: NDArray[np.int64] | None
-    """Rows of my ring prefix."""
-    k_rows: NDArray[np.int64] | None
-    """Rows of the source's ring prefix."""
-    boundaries: Boundaries | None
+    call: BlockCall | None
     """None: nothing to compute, the K/V are passed on only."""
 
 
@@ -163,24 +172,22 @@ def _ring_step(sequences: Seq[Sequence], ring_size: int, index: int, source: int
         k_end = k_at + k_first if earlier else k_at + k_first + k_second
         q_at, q_end = q_at + q_first + q_second, q_at + q_first + q_second
         if q_end > q_begin and k_end > k_at:
-            q_rows.append(np.arange(q_begin, q_end))
-            k_rows.append(np.arange(k_at, k_end))
+            q_rows.append((q_begin, q_end))
+            k_rows.append((k_at, k_end))
             q_lengths.append(q_end - q_begin)
             k_lengths.append(k_end - k_at)
         k_at += k_first + k_second
     if not q_rows:
-        return RingStep(source, None, None, None)
+        return RingStep(source, None)
     return RingStep(
-        source,
-        _rows(q_rows, q_at),
-        _rows(k_rows, k_at),
-        _boundaries(q_lengths, k_lengths),
+        source, BlockCall(_rows(q_rows), _rows(k_rows), _boundaries(q_lengths, k_lengths))
     )
 
 
-def _rows(parts: list[NDArray[np.int64]], total: int) -> NDArray[np.int64] | None:
-    rows = np.concatenate(parts)
-    return None if len(rows) == total else rows
+def _rows(ranges: list[tuple[int, int]]) -> Rows:
+    if all(end == begin for (_, end), (begin, _) in pairwise(ranges)):
+        return slice(ranges[0][0], ranges[-1][1])
+    return np.concatenate([np.arange(begin, end) for begin, end in ranges])
 
 
 def _boundaries(q_lengths: Seq[int], k_lengths: Seq[int]) -> Boundaries:

@@ -36,11 +36,9 @@ class CpuFlash:
         causal: bool,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out = torch.empty_like(q)
-        accumulate = torch.float64 if q.dtype == torch.float64 else torch.float32
-        lse = torch.empty(q.shape[1], q.shape[0], dtype=accumulate, device=q.device)
+        blocks = []
         for rows, columns in _sequences(arguments):
-            block, block_lse = _forward(
+            block, lse = _forward(
                 _heads_first(q[rows]),
                 _heads_first(k[columns]),
                 _heads_first(v[columns]),
@@ -48,9 +46,11 @@ class CpuFlash:
                 causal,
                 scale=scale,
             )
-            out[rows] = block[0].transpose(0, 1)
-            lse[:, rows] = block_lse[0]
-        return out, lse
+            blocks.append((block[0].transpose(0, 1), lse[0]))
+        if len(blocks) == 1:
+            return blocks[0]
+        outs, lses = zip(*blocks, strict=True)
+        return torch.cat(outs), torch.cat(lses, 1)
 
     def backward(
         self,
@@ -64,20 +64,24 @@ class CpuFlash:
         causal: bool,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        blocks = []
         for rows, columns in _sequences(arguments):
             parts = _backward(
                 _heads_first(grad_out[rows]),
                 _heads_first(q[rows]),
                 _heads_first(k[columns]),
                 _heads_first(v[columns]),
-                _heads_first(out[rows].to(q.dtype)),
+                _heads_first(out[rows]),
                 lse[:, rows][None].contiguous(),
                 0.0,
                 causal,
                 scale=scale,
             )
-            dq[rows], dk[columns], dv[columns] = (part[0].transpose(0, 1) for part in parts)
+            blocks.append([part[0].transpose(0, 1) for part in parts])
+        if len(blocks) == 1:
+            dq, dk, dv = blocks[0]
+        else:
+            dq, dk, dv = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         return dq, dk, dv
 
 

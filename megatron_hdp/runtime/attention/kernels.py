@@ -16,7 +16,8 @@ class Kernel(Protocol):
 
     q is [Tq, H, D], k and v are [Tk, G, D] with H a multiple of G; LSE is [H, Tq], natural log,
     float32 (float64 for float64 inputs). `causal` is only asked for with equal q and k boundaries.
-    No sequence is empty on either side.
+    No sequence is empty on either side. Inputs are contiguous and left alone; what is returned is
+    fresh memory, since the ring adds to it in place.
     """
 
     name: str
