@@ -1,31 +1,17 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""A reference for packed causal attention, and rings of virtual ranks in one process.
+"""A reference for packed causal attention, and how far a ring's result is from it.
 
-Anyone can check a kernel on one device with them: `virtual_ring` runs every member's forward and
-backward through the product's own ring, on one device, where a transfer is a copy.
+Anyone can check a kernel on one device with it: see `virtual_ranks`.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from megatron_hdp.planning.values import MicroBatch
-from megatron_hdp.runtime.attention import Kernel
-from megatron_hdp.runtime.attention.ring import ring_backward, ring_forward
-from megatron_hdp.runtime.communicator import Channel, DomainCommunicators, TransferLabel
-from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.sharding import MicroBatchLayout
-
-_TIMEOUT_S = 60
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from megatron_hdp.testing.virtual_ranks import Tensors
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -35,197 +21,6 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
     future = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, float("-inf")).softmax(-1), v)
-
-
-class Turns:
-    """Lets one virtual rank run at a time, as if the device were handed round.
-
-    Ranks are threads only so that each keeps its place while it waits for another one. Nothing
-    runs beside the one whose turn it is, so process time is the sum of the ranks' times.
-    """
-
-    def __init__(self) -> None:
-        self._device = threading.Lock()
-        self.copying_s = 0.0
-        """CPU seconds spent in copies that stand for transfers."""
-
-    def __enter__(self) -> None:
-        self._device.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._device.release()
-
-    def wait(self, mailbox: queue.Queue[Any]) -> Any:
-        """What comes into the mailbox; other ranks run meanwhile."""
-        self._device.release()
-        try:
-            return mailbox.get(timeout=_TIMEOUT_S)
-        except queue.Empty:
-            raise RuntimeError(f"a virtual rank waited {_TIMEOUT_S} s for another one") from None
-        finally:
-            self._device.acquire()
-
-    def copy(self, source: torch.Tensor, to: torch.Tensor) -> None:
-        begun = time.thread_time()
-        to.copy_(source.view_as(to))
-        self.copying_s += time.thread_time() - begun
-
-
-class _VirtualTransfer:
-    """What `exchange` returns between virtual ranks."""
-
-    def __init__(
-        self, turns: Turns, received: torch.Tensor, inbox: _Mailbox | None, outbox: _Mailbox | None
-    ) -> None:
-        self._turns = turns
-        self._received = received
-        self._inbox = inbox
-        self._outbox = outbox
-
-    def wait(self) -> torch.Tensor:
-        if self._inbox is not None:
-            self._turns.copy(self._turns.wait(self._inbox.sent), self._received)
-            self._inbox.taken.put(None)
-        if self._outbox is not None:
-            # The sender may write into its buffer again only when it has been read.
-            self._turns.wait(self._outbox.taken)
-        return self._received
-
-
-@dataclass
-class _Mailbox:
-    sent: queue.Queue[torch.Tensor] = field(default_factory=queue.Queue)
-    taken: queue.Queue[None] = field(default_factory=queue.Queue)
-
-
-@dataclass
-class VirtualCommunicators(DomainCommunicators):
-    """Transfers as copies on one device; every message is matched by its label."""
-
-    turns: Turns = field(default_factory=Turns)
-    mailboxes: dict[Any, _Mailbox] = field(default_factory=dict)
-    rank: int = 0
-
-    def exchange(  # type: ignore[override]
-        self,
-        channel: Channel,
-        sent: torch.Tensor,
-        received: torch.Tensor,
-        *,
-        to: int,
-        source: int,
-        label: TransferLabel,
-    ) -> _VirtualTransfer:
-        inbox = outbox = None
-        if sent.numel():
-            outbox = self._mailbox(channel, self.rank, to, label)
-            outbox.sent.put(sent)
-            self.bytes_sent += sent.numel() * sent.element_size()
-        if received.numel():
-            inbox = self._mailbox(channel, source, self.rank, label)
-        return _VirtualTransfer(self.turns, received, inbox, outbox)
-
-    def _mailbox(self, channel: Channel, source: int, to: int, label: TransferLabel) -> _Mailbox:
-        return self.mailboxes.setdefault((channel, source, to, label), _Mailbox())
-
-
-def rank_tensors(layout: MicroBatchLayout, whole: dict[int, Tensors]) -> Tensors:
-    """A rank's q, k, v rows out of whole sequences, by sequence id; padding rows are zero."""
-    q, k, v = (
-        rank_rows(layout, {sequence: tensors[i] for sequence, tensors in whole.items()})
-        for i in range(3)
-    )
-    return q, k, v
-
-
-def rank_rows(layout: MicroBatchLayout, whole: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A rank's rows out of whole [s, ...] tensors, by sequence id; padding rows are zero."""
-    rows = [whole[sequence][start:stop] for sequence, start, stop in layout.pieces]
-    example = next(iter(whole.values()))
-    return torch.cat([*rows, example.new_zeros(layout.padding, *example.shape[1:])])
-
-
-@dataclass
-class VirtualRank:
-    """One rank of a virtual domain, with what it holds of a slot."""
-
-    layout: MicroBatchLayout
-    state: MicroBatchState
-    inputs: Tensors
-    grad_out: torch.Tensor
-
-    def run(self, kernel: Kernel) -> list[torch.Tensor]:
-        """[out, dq, dk, dv] of this rank's rows; the other ranks must run too."""
-        scale = self.inputs[0].shape[-1] ** -0.5
-        out, lse = ring_forward(*self.inputs, self.state, kernel, scale, 1)
-        gradients = ring_backward(
-            self.grad_out, *self.inputs, out, lse, self.state, kernel, scale, 1
-        )
-        return [out, *gradients]
-
-
-def virtual_ranks(
-    micro_batches: Sequence[MicroBatch],
-    whole: dict[int, Tensors],
-    grad_out: dict[int, torch.Tensor],
-) -> list[VirtualRank]:
-    """The ranks of a virtual domain, ready to run one slot.
-
-    Args:
-        micro_batches: rank r's micro-batch at index r.
-        whole: sequence id -> its whole q, k, v.
-        grad_out: sequence id -> gradient of its whole output.
-    """
-    turns, mailboxes = Turns(), dict[Any, _Mailbox]()
-    ranks = []
-    for rank, micro_batch in enumerate(micro_batches):
-        layout = MicroBatchLayout.build(micro_batch, rank)
-        communicators = VirtualCommunicators(
-            tuple(range(len(micro_batches))), {}, timedelta(seconds=_TIMEOUT_S),
-            turns=turns, mailboxes=mailboxes, rank=rank,
-        )  # fmt: skip
-        inputs = rank_tensors(layout, whole)
-        state = MicroBatchState.build(
-            layout, step=0, slot=0, communicators=communicators, device=inputs[0].device
-        )
-        ranks.append(VirtualRank(layout, state, inputs, rank_rows(layout, grad_out)))
-    return ranks
-
-
-def run_virtual_ranks(ranks: Sequence[VirtualRank], kernel: Kernel) -> list[list[torch.Tensor]]:
-    """Runs every rank's forward and backward: [out, dq, dk, dv] of each.
-
-    Raises:
-        RuntimeError: a rank failed.
-    """
-    results: list[list[torch.Tensor] | None] = [None] * len(ranks)
-
-    def run(index: int) -> None:
-        rank = ranks[index]
-        with rank.state.communicators.turns:  # type: ignore[attr-defined]
-            results[index] = rank.run(kernel)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    finished = [result for result in results if result is not None]
-    if len(finished) < len(ranks):
-        raise RuntimeError("a virtual rank failed; its traceback is above")
-    return finished
-
-
-def virtual_ring(
-    micro_batches: Sequence[MicroBatch],
-    whole: dict[int, Tensors],
-    grad_out: dict[int, torch.Tensor],
-    kernel: Kernel,
-) -> list[tuple[MicroBatchLayout, list[torch.Tensor]]]:
-    """Runs one slot of every rank and returns each rank's layout and [out, dq, dk, dv]."""
-    ranks = virtual_ranks(micro_batches, whole, grad_out)
-    results = run_virtual_ranks(ranks, kernel)
-    return [(rank.layout, result) for rank, result in zip(ranks, results, strict=True)]
 
 
 def worst_ring_error(

@@ -10,7 +10,8 @@ from megatron_hdp.cpu.launch import run_ranks
 from megatron_hdp.planning.values import MicroBatch, Ring, Sequence
 from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
 from megatron_hdp.runtime.attention.reference import Reference
-from megatron_hdp.testing.attention import rank_tensors, virtual_ring, worst_ring_error
+from megatron_hdp.testing.attention import worst_ring_error
+from megatron_hdp.testing.virtual_ranks import rank_tensors, virtual_ring
 
 
 def _slot(ring_ranks, ring_lengths, local_lengths, num_ranks):

@@ -1,0 +1,118 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""What a ring costs beside one causal kernel call on the same tokens, on one device.
+
+Fraction of ideal = the call's time / the sum of the members' compute times, forward and backward.
+Transfers are not in it: whether they are hidden is another question.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from megatron_hdp.runtime.attention import Kernel
+from megatron_hdp.testing.virtual_ranks import VirtualRank, lone_member
+
+Row = dict[str, Any]
+
+
+def measure_rings(
+    lengths: Sequence[int],
+    ring_sizes: Sequence[int],
+    kernel: Kernel,
+    *,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    repeats: int,
+) -> list[Row]:
+    """One row for each ring size, all beside the same ideal, measured in turns.
+
+    A ring's first and last member are timed: a member's cost is linear in its index (it has index
+    steps of one shape and P-1-index of the other), so their mean is the mean of all.
+
+    Args:
+        lengths: the sequences, multiples of twice every ring size.
+        heads: query heads, key/value heads, head dimension.
+        repeats: rounds; the least time of each counts, and the rounds' ratios are the spread.
+    """
+    options: Any = {"heads": heads, "dtype": dtype, "device": device}
+    whole = lone_member(lengths, 1, 0, **options)
+    members = {
+        size: [lone_member(lengths, size, index, **options) for index in sorted({0, size - 1})]
+        for size in ring_sizes
+    }
+    ideals: list[float] = []
+    sums: dict[int, list[float]] = {size: [] for size in ring_sizes}
+    for _ in range(repeats):
+        ideals.append(seconds(lambda: one_call(whole, kernel), device))
+        for size, sampled in members.items():
+            times = [seconds(_run(member, kernel), device) for member in sampled]
+            sums[size].append(size * statistics.fmean(times))
+    return [
+        _row(lengths, size, heads, dtype, ideals, sums[size], len(members[size]))
+        for size in ring_sizes
+    ]
+
+
+def one_call(rank: VirtualRank, kernel: Kernel) -> None:
+    """The kernel's own forward and backward over all that a rank holds, as one causal call."""
+    q, k, v = rank.inputs
+    scale = q.shape[-1] ** -0.5
+    out, lse = kernel.forward(q, k, v, rank.state.own, True, scale)
+    kernel.backward(rank.grad_out, q, k, v, out, lse, rank.state.own, True, scale)
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """CPU seconds of this process, or seconds of the CUDA stream, that a call takes."""
+    if device.type != "cuda":
+        begun = time.process_time()
+        run()
+        return time.process_time() - begun
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _run(rank: VirtualRank, kernel: Kernel) -> Callable[[], object]:
+    return lambda: rank.run(kernel)
+
+
+def _row(
+    lengths: Sequence[int],
+    size: int,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    ideals: list[float],
+    sums: list[float],
+    sampled: int,
+) -> Row:
+    total = sum(lengths)
+    ratios = [ideal / ring for ideal, ring in zip(ideals, sums, strict=True)]
+    flop = 14 * heads[0] * heads[2] * sum(length * length / 2 for length in lengths)
+    return {
+        "s": total,
+        "ring": size,
+        "shard_tokens": total // size,
+        "packed": len(lengths) > 1,
+        "sequences": len(lengths),
+        "fraction_of_ideal": round(min(ideals) / min(sums), 4),
+        "fraction_spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        "ideal_s": round(min(ideals), 6),
+        "ring_s": round(min(sums), 6),
+        "tflops": round(flop / min(sums) / 1e12, 4),
+        "sampled_members": sampled,
+        "repeats": len(ideals),
+        "heads": heads[0],
+        "groups": heads[1],
+        "head_dim": heads[2],
+        "dtype": str(dtype).removeprefix("torch."),
+    }

@@ -1,0 +1,115 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""What a ring's compute costs beside one kernel call, on one CPU core.
+
+Fraction of ideal = one causal kernel call on the same tokens / the ring's compute summed over its
+members, forward and backward, in CPU time of the process. Published for ring-flash-attn (its
+README, 8 GPUs, forward and backward, fraction of a FlashAttention call): 75.9 % packed, 90.2 %
+unpacked; transfers are in those figures and not in these.
+
+    python scripts/benchmarks/attention.py              # writes results/attention-cpu.json
+    python scripts/benchmarks/attention.py --most 16384 # the same up to 16K tokens
+    python scripts/benchmarks/attention.py --quick      # small sizes, prints only
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
+from megatron_hdp.testing.timing import Row, measure_rings
+
+RESULT = Path(__file__).parent / "results" / "attention-cpu.json"
+PUBLISHED = {
+    "ring-flash-attn zigzag varlen, packed": 0.759,
+    "ring-flash-attn zigzag, unpacked": 0.902,
+    "note": "quoted from its README: 8 GPUs, transfers included; not measured here",
+}
+
+
+class Cell(NamedTuple):
+    """One length of `s` tokens on several rings."""
+
+    s: int
+    rings: tuple[int, ...]
+    heads: tuple[int, int, int]
+    repeats: int
+
+
+# The longest lengths take one head, few rings and one round: attention is quadratic.
+CELLS = (
+    Cell(4096, (1, 2, 4, 8, 16), (2, 1, 64), 6),
+    Cell(8192, (1, 2, 4, 8, 16), (2, 1, 64), 4),
+    Cell(16384, (4, 8, 16), (1, 1, 64), 3),
+    Cell(32768, (8, 16), (1, 1, 64), 2),
+    Cell(65536, (8, 16), (1, 1, 32), 1),
+    Cell(131072, (16,), (1, 1, 32), 1),
+)
+QUICK = (Cell(2048, (1, 2, 4), (2, 1, 64), 3),)
+
+
+def packed_lengths(s: int) -> tuple[int, ...]:
+    """A pack of four: a half, a quarter and two eighths."""
+    return s // 2, s // 4, s // 8, s // 8
+
+
+def measure(cells: tuple[Cell, ...]) -> list[Row]:
+    """Rows of every cell, single and packed."""
+    rows = []
+    for cell in cells:
+        for lengths in ((cell.s,), packed_lengths(cell.s)):
+            rows += measure_rings(
+                lengths, cell.rings, CpuFlash(), heads=cell.heads, dtype=torch.float32,
+                device=torch.device("cpu"), repeats=cell.repeats,
+            )  # fmt: skip
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    """The rows as a table."""
+    table = Table("tokens", "ring", "shard", "sequences", "fraction of ideal", "rounds")
+    for row in rows:
+        spread = "{:.3f} - {:.3f}".format(*row["fraction_spread"])
+        table.add_row(
+            *(str(row[name]) for name in ("s", "ring", "shard_tokens", "sequences")),
+            f"{row['fraction_of_ideal']:.3f}", spread,
+        )  # fmt: skip
+    Console().print(table)
+
+
+def write(rows: list[Row]) -> None:
+    """Writes the rows beside what they were measured on."""
+    about = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "published_by_others": PUBLISHED,
+    }
+    RESULT.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes; prints, writes nothing")
+    parser.add_argument("--most", type=int, default=131072, help="the longest length measured")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = measure(QUICK if args.quick else tuple(c for c in CELLS if c.s <= args.most))
+    show(rows)
+    if not args.quick:
+        write(rows)
+
+
+if __name__ == "__main__":
+    main()
