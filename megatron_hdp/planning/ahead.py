@@ -7,11 +7,12 @@ import contextlib
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -84,7 +85,7 @@ class PlanAhead:
             return
         self._outbox.put(None)
         with contextlib.suppress(OSError):
-            self._process.terminate()
+            self._process.kill()
         self._process.wait()
         self._process = None
         self._outbox, self._inbox, self._asked = queue.Queue(), queue.Queue(), []
@@ -101,12 +102,13 @@ class PlanAhead:
     def _start(self) -> None:
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "megatron_hdp.planning.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
+        with _signals_blocked():  # the process inherits that, and keeps it
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "megatron_hdp.planning.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # Threads, for neither side may block on a full pipe while the other one writes.
@@ -114,6 +116,17 @@ class PlanAhead:
         threading.Thread(target=_send, args=streams[0], daemon=True).start()
         threading.Thread(target=_receive, args=streams[1], daemon=True).start()
         self._outbox.put(self._config)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Requests to end come to whole jobs, and a rank still needs plans to end in good order."""
+    requests = {getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, requests)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send(stream: IO[bytes], outbox: queue.Queue[object]) -> None:
