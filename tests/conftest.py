@@ -2,7 +2,7 @@
 """One parent imports torch and Megatron; every multi-rank test forks its ranks from it.
 
 CPU mode is for the life of a process and refuses a machine's GPUs, so GPUs are hidden from a run of
-the tests, and those marked gpu run by themselves: ./scripts/test.sh -m gpu
+the tests. Those marked gpu or slurm run by themselves: ./scripts/test.sh -m gpu
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 import numpy as np
 import pytest
 
+APART = {"gpu": "a GPU", "slurm": "SLURM's and munge's programs"}
+"""Marks of tests that run by themselves, with -m, and what they need."""
+
 
 def pytest_configure(config):
     if config.getoption("markexpr") != "gpu":
@@ -22,21 +25,28 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if config.getoption("markexpr") != "gpu":
-        reason = "needs a GPU: run ./scripts/test.sh -m gpu where one is"
-    elif for_gpu and not _has_gpu():
-        reason = "needs a GPU, and this machine has none"
-    else:
-        return
-    for item in for_gpu:
-        item.add_marker(pytest.mark.skip(reason=reason))
+    for mark, needed in APART.items():
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if config.getoption("markexpr") != mark:
+            reason = f"needs {needed}: run ./scripts/test.sh -m {mark} where that is"
+        elif marked and not (_has_gpu() if mark == "gpu" else _has_slurm()):
+            reason = f"needs {needed}, which this machine lacks"
+        else:
+            continue
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _has_slurm() -> bool:
+    from tests.slurm.cluster import missing_programs
+
+    return not missing_programs()
 
 
 @pytest.fixture(scope="session")
