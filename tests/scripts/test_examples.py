@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hdp.cpu.launch import RankFailedError, run_ranks
+from megatron_hdp.cpu.launch import run_ranks
 from tests.e2e.harness import ROOT
 
 EXAMPLES = sorted((ROOT / "scripts" / "examples").glob("*_*.sh"))
@@ -81,7 +81,7 @@ def test_arguments_reach_training(corpus, launcher, example, context):
     assert (args.seq_length, args.context_parallel_size * 8192) == (CONTEXTS[context],) * 2
     assert args.global_batch_size * args.seq_length == 2**25, "tokens a step"
     assert _parameters(args) == pytest.approx(BILLIONS[example.stem] * 1e9, rel=0.2)
-    assert getattr(args, "hdp", False) == example.stem.startswith("llama")
+    assert args.hdp
 
 
 def test_environment_overrides(corpus, launcher):
@@ -103,14 +103,6 @@ def test_slurm_gets_the_same_line(launcher):
     assert submitted[:6] == ["sbatch", "--nodes", "16", "--gpus-per-node", "8", file]
     script = "scripts/pretrain_gpt.py"
     assert submitted[submitted.index(script) :] == plain[plain.index(script) :]
-
-
-@pytest.mark.parametrize("name", ["mixtral_8x7b", "mixtral_8x22b"])
-def test_mixtral_has_no_hdp_because_it_is_refused(corpus, launcher, name):
-    example = ROOT / "scripts" / "examples" / f"{name}.sh"
-    line = launcher(example, *TOKENIZER, "--hdp", DATA=corpus, CHECKPOINTS="/none")
-    with pytest.raises(RankFailedError, match="--num-experts 8: it is not supported with HDP yet"):
-        run_ranks(lambda: _reach_training(line), 1)
 
 
 def test_what_must_be_given_is_asked_for():
