@@ -12,7 +12,15 @@ from packaging.version import Version
 from megatron_hdp.patches.registry import TESTED_MEGATRON, PatchError
 
 REQUIRED = {"megatron-core": TESTED_MEGATRON, "torch": ">=2.11"}
-OPTIONAL = ("transformer-engine", "flash-attn", "flash-attn-3", "apex", "triton", "numpy")
+OPTIONAL = (
+    "transformer-engine",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+    "apex",
+    "triton",
+    "numpy",
+)
 PYTHON = (3, 12)
 
 

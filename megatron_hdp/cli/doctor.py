@@ -120,9 +120,12 @@ def _print(report: dict[str, Any]) -> None:
     console.print(versions)
     for problem in report["problems"]:
         console.print(f"[red]problem[/]: {problem}")
-    backends = Table("backend", "usable", "note", title="attention backends", title_justify="left")
+    backends = Table(
+        "backend", "usable", "version", "note", title="attention backends", title_justify="left"
+    )
     for backend in report["backends"]:
-        backends.add_row(backend["name"], "yes" if backend["usable"] else "no", backend["note"])
+        usable = "yes" if backend["usable"] else "no"
+        backends.add_row(backend["name"], usable, backend["version"] or "-", backend["note"])
     console.print(backends)
     for kind in ("patches", "seams"):
         table = Table(title=kind, title_justify="left")

@@ -20,7 +20,7 @@ from megatron_hdp.data.sources import source_of
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
-from megatron_hdp.runtime.attention import select_kernel
+from megatron_hdp.runtime.attention.kernels import describe_choice
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
@@ -68,7 +68,7 @@ def _announce(session: Session, args: Namespace) -> None:
 
     options, size = session.options, session.require_domain().size
     config = planner_config(args, options, size)
-    kernel = select_kernel(
+    attention = describe_choice(
         options.attention,
         device=torch.device("cpu" if cpu.is_installed() else "cuda"),
         dtype=args.params_dtype,
@@ -76,7 +76,7 @@ def _announce(session: Session, args: Namespace) -> None:
     )
     print_rank_0(
         f"hdp: domain of {size} ranks, capacity {config.capacity} tokens, strategy "
-        f"{config.strategy}, cost model {config.cost().name}, attention {kernel.name}, "
+        f"{config.strategy}, cost model {config.cost().name}, attention {attention}, "
         f"cross-entropy {choose_loss(options, args).mode}"
     )
 

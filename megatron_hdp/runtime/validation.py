@@ -14,6 +14,7 @@ from typing import NamedTuple
 from megatron_hdp.data.corpus import check_corpora, data_prefixes
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.runtime.attention.backend_support import attention_refusals
 from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.cross_entropy.support import loss_refusals
 from megatron_hdp.runtime.moe.support import check_moe_arguments
@@ -155,7 +156,7 @@ def _own_option_refusals(args: argparse.Namespace) -> list[str]:
     timeout = getattr(args, "hdp_timeout_minutes", 1.0)
     if not timeout > 0:
         found.append(f"--hdp-timeout-minutes {timeout}: give a positive number.")
-    found += _offload_refusals(args)
+    found += _offload_refusals(args) + attention_refusals(args)
     profile = getattr(args, "hdp_profile", None)
     if profile is not None:
         try:

@@ -24,6 +24,10 @@ class CpuFlash:
     name = "cpu_flash"
 
     @staticmethod
+    def version() -> str | None:
+        return None
+
+    @staticmethod
     def refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         return None if device.type == "cpu" else "it runs on a CPU only"
 

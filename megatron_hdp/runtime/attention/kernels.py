@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 
@@ -55,6 +56,8 @@ class KernelInfo(TypedDict):
 
     name: str
     usable: bool
+    version: str | None
+    """Of the package behind it; for torch's own, which implementation is active."""
     note: str
 
 
@@ -65,55 +68,99 @@ class _Entry(NamedTuple):
 
 _KERNELS = {
     "torch_flash": _Entry("torch_flash", "TorchFlash"),
+    "torch_flash_fa3": _Entry("torch_flash", "TorchFlash3"),
+    "torch_flash_fa4": _Entry("torch_flash", "TorchFlash4"),
+    "flash_attn_2": _Entry("flash_attn", "FlashAttn2"),
+    "flash_attn_3": _Entry("flash_attn", "FlashAttn3"),
     "cpu_flash": _Entry("cpu_flash", "CpuFlash"),
     "reference": _Entry("reference", "Reference"),
 }
-_PREFERRED = {"cuda": ("torch_flash", "reference"), "cpu": ("cpu_flash", "reference")}
+_ALIASES = {"flash_attn": ("flash_attn_3", "flash_attn_2")}
+CHOICES = ("auto", *_ALIASES, *_KERNELS)
+"""What --hdp-attention takes."""
 
 
-def _load(name: str) -> type:
+def _load(name: str) -> Any:
     entry = _KERNELS[name]
     module = importlib.import_module(f"megatron_hdp.runtime.attention.{entry.module}")
-    kernel: type = getattr(module, entry.attribute)
-    return kernel
+    return getattr(module, entry.attribute)
 
 
+def _candidates(name: str, device: torch.device) -> tuple[str, ...]:
+    if name != "auto":
+        return _ALIASES.get(name, (name,))
+    if device.type == "cpu":
+        return ("cpu_flash", "reference")
+    # FlashAttention 3 exists for Hopper alone and is the fastest there; torch's own is
+    # FlashAttention 2, so the flash-attn package's 2 is only for builds of torch without it. An
+    # implementation that a script switched on in torch is a wish of its own.
+    from megatron_hdp.runtime.attention.torch_flash import active_implementation
+
+    if active_implementation() is not None:
+        return ("torch_flash", "reference")
+    return ("flash_attn_3", "torch_flash", "flash_attn_2", "reference")
+
+
+@functools.lru_cache
 def select_kernel(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
     """The kernel of that name, or for "auto" the best one that can do these inputs.
 
     Raises:
         ValueError: there is no such kernel, or it cannot do these inputs.
     """
-    names = _PREFERRED[device.type] if name == "auto" else (name,)
+    if name not in CHOICES:
+        raise ValueError(f"--hdp-attention {name} is not known: use one of {', '.join(CHOICES)}.")
     reasons = []
-    for candidate in names:
-        if candidate not in _KERNELS:
-            raise ValueError(
-                f"--hdp-attention {candidate} is not a kernel: use auto, {', '.join(_KERNELS)}."
-            )
+    for candidate in _candidates(name, device):
         kernel = _load(candidate)
-        reason = kernel.refusal(device, dtype, head_dim)  # type: ignore[attr-defined]
+        reason = kernel.refusal(device, dtype, head_dim)
         if reason is None:
             found: Kernel = kernel()
             return found
-        reasons.append(f"{candidate}: {reason}")
-    raise ValueError(f"--hdp-attention {name} cannot run here ({'; '.join(reasons)}).")
+        reasons.append(reason if candidate == name else f"{candidate}: {reason}")
+    raise ValueError(
+        f"--hdp-attention {name} cannot run here ({'; '.join(reasons)}): use auto, or see "
+        f"`python -m megatron_hdp doctor`."
+    )
+
+
+def choice_refusal(
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> str | None:
+    """One sentence when --hdp-attention `name` cannot be had here, else None."""
+    try:
+        select_kernel(name, device=device, dtype=dtype, head_dim=head_dim)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def describe_choice(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """What --hdp-attention `name` comes down to, with its version, for the line at the start."""
+    name = select_kernel(name, device=device, dtype=dtype, head_dim=head_dim).name
+    version = _load(name).version()
+    return f"{name} ({version})" if version else name
 
 
 def describe_kernels() -> list[KernelInfo]:
-    """What doctor prints: every kernel, whether this machine can run it, and a note."""
-    device = torch.device("cuda" if torch.version.cuda and _real_gpu() else "cpu")
-    dtype = torch.bfloat16
+    """What doctor prints: every backend, whether this machine can run it, its version, a note."""
+    device = _device()
     rows = []
     for name in _KERNELS:
         kernel = _load(name)
-        reason = kernel.refusal(device, dtype, 128)  # type: ignore[attr-defined]
+        reason = kernel.refusal(device, torch.bfloat16, 128)
         note = (kernel.__doc__ or "").splitlines()[0]
-        rows.append(KernelInfo(name=name, usable=reason is None, note=reason or note))
+        rows.append(
+            KernelInfo(
+                name=name, usable=reason is None, version=kernel.version(), note=reason or note
+            )
+        )
     return rows
 
 
-def _real_gpu() -> bool:
+def _device() -> torch.device:
+    """Where a training run on this machine would compute."""
     from megatron_hdp import cpu
 
-    return torch.cuda.is_available() and not cpu.is_installed()
+    real_gpu = torch.cuda.is_available() and not cpu.is_installed()
+    return torch.device("cuda" if torch.version.cuda and real_gpu else "cpu")

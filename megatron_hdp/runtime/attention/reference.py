@@ -15,6 +15,10 @@ class Reference:
     name = "reference"
 
     @staticmethod
+    def version() -> str | None:
+        return None
+
+    @staticmethod
     def refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         return None
 
