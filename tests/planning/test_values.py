@@ -80,6 +80,18 @@ def test_validate_catches_mutations(plan, name):
         broken.validate(ids=plan.ids, lengths=plan.lengths)
 
 
+@pytest.mark.parametrize("strategy", ["auto", "naive", "dp-balance"])
+def test_experts_need_equal_slots_and_a_missing_one_is_caught(strategy):
+    """Ranks that share experts meet in every layer: one slot less on a rank hangs the others."""
+    lengths = np.array([250, 5, 8, 3, 64, 30, 1, 2, 2, 9])
+    config = PlannerConfig(num_ranks=4, capacity=64, strategy=strategy, equal_slots=True)
+    plan = plan_step(config, StepRequest(np.arange(10), lengths))
+    assert len(set(plan.micro_batch_counts.tolist())) == 1
+    counts = plan.micro_batch_counts + np.array([0, 0, 0, 1], np.int32)
+    with pytest.raises(PlanError, match="where all need equal"):
+        replace(plan, micro_batch_counts=counts, predicted_s=np.zeros(0)).validate(equal_slots=True)
+
+
 def test_digest_names_the_field(plan):
     base = plan.digest(corpus="a", config="x")
     assert plan.digest(corpus="a", config="x") == base
