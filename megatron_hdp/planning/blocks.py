@@ -7,7 +7,6 @@ the same history, none waits, blocks up to a node's width stay in a node, and a 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +28,7 @@ class Level:
         return int(self.widths.max())
 
 
-Shape = Literal["powers", "three-quarters", "halves"]
+Shape = Literal["powers", "three-quarters"]
 
 
 def block_tree(num_ranks: int, shape: Shape = "powers") -> list[Level]:
@@ -39,53 +38,22 @@ def block_tree(num_ranks: int, shape: Shape = "powers") -> list[Level]:
         shape: "powers": a level splits what is wider than a power of two, so blocks up to a node's
             width stay in a node: 100 | 64 36 | 32 32 32 4 | 16 x6 4 | 8 x12 4 | 4 x25 | 2 x50 | 1.
             "three-quarters": levels of 3/4 widths too, down to an eighth of the ranks.
-            "halves": every block is halved, so no rank is left over: 100 | 50 50 | 25 x4 | ...
     """
     levels = [Level(np.array([0]), np.array([num_ranks]), np.array([-1]))]
-    if shape == "halves":
-        while levels[-1].widest > 1:
-            levels.append(_split(levels[-1], [-(-int(w) // 2) for w in levels[-1].widths]))
-        return levels
     widths = {1 << k for k in range(num_ranks.bit_length() + 1)}
     if shape == "three-quarters":
         widths |= {3 * width for width in widths if 3 * width >= num_ranks // 8}
     for width in sorted(widths, reverse=True):
         if width < levels[-1].widest:
-            levels.append(_split(levels[-1], [width] * len(levels[-1].widths)))
+            levels.append(_split(levels[-1], width))
     return levels
 
 
-Overlaps = list[list[list[tuple[int, int]]]]
-
-
-@functools.lru_cache(maxsize=4)
-def overlaps(num_ranks: int, shape: Shape = "powers") -> Overlaps:
-    """[level][block][other level] -> (first, one past the last) block that shares a rank."""
-    levels = block_tree(num_ranks, shape)
-    found: Overlaps = []
-    for level in levels:
-        ends = level.starts + level.widths
-        ranges = [
-            (
-                np.searchsorted(other.starts, level.starts, side="right") - 1,
-                np.searchsorted(other.starts, ends, side="left"),
-            )
-            for other in levels
-        ]
-        found.append(
-            [
-                [(int(first[block]), int(last[block])) for first, last in ranges]
-                for block in range(len(level.starts))
-            ]
-        )
-    return found
-
-
-def _split(above: Level, pieces: list[int]) -> Level:
-    """Cuts block i of `above` into blocks of pieces[i] ranks and a rest."""
+def _split(above: Level, width: int) -> Level:
+    """Cuts each block of `above` into blocks of `width` ranks and a rest."""
     starts, widths, parents = [], [], []
-    rows = zip(above.starts.tolist(), above.widths.tolist(), pieces, strict=True)
-    for parent, (start, size, width) in enumerate(rows):
+    rows = zip(above.starts.tolist(), above.widths.tolist(), strict=True)
+    for parent, (start, size) in enumerate(rows):
         for offset in range(0, size, width):
             starts.append(start + offset)
             widths.append(min(width, size - offset))
