@@ -3,11 +3,35 @@
 
 1. Every token exactly once: each sequence sits on one ring or one rank, none is lost or added.
 2. Rings have distinct ranks, at least two; a micro-batch has at most one ring.
-3. A ring has the same slot on every member, slots have no gaps, every rank has a micro-batch: with
-   these no wait cycle exists, at any pipeline depth. Small plans are walked through besides, every
-   forward and backward of every stage (`order.py`); large ones rest on the rule.
+3. A ring has the same slot on every member, and every rank has a micro-batch: with these no wait
+   cycle exists, at any pipeline depth (proof below).
 4. Resident tokens of a micro-batch stay within the capacity at its offload ratio.
 5. With `equal_slots` all ranks have the same number of micro-batches.
+
+**Why rule 3 suffices.** Let p stages run 1F1B, let F(j, k) and B(j, k) be stage j's forward and
+backward of slot k, and w_j = p-1-j its warm-up. A rank's list with m slots is the infinite list
+F(j, 0) .. F(j, w_j - 1), then F(j, w_j + i), B(j, i) for i = 0, 1, ..., restricted to slots below
+m. Give every operation a key, compared from the left:
+
+    F(j, k), k < w_j   (-1, j + k)
+    F(j, w_j + i)      (i, 0, j)
+    B(j, i)            (i, 1, p-1-j)
+
+Every operation waits only for smaller keys:
+
+* its own stage's previous operation: keys rise along the list, and along any restriction of it;
+* F(j, k) for F(j-1, k): as w_{j-1} = w_j + 1, that is (-1, j-1+k) where k <= w_j, and
+  (i-1, 0, j-1) where k = w_j + i, i > 0; B(j, i) for B(j+1, i), (i, 1, p-2-j);
+* a blocking send, which ends when the neighbour has done what stands before the receiving
+  operation. After F(j, k), k < w_j, that is at most F(j+1, k-1), (-1, j+k), and the next operation
+  has at least (-1, j+k+1). After F(j, w_j + i) it is at most B(j+1, i), (i, 1, p-2-j), and next
+  comes B(j, i). After B(j, i) it is at most F(j-1, w_{j-1} + i), (i, 0, j-1), and what comes next
+  starts with i+1.
+
+Keys depend on stage and slot, never on the rank or on m. So an operation of a ring, the same slot
+on every member, has one key, and joining the members' operations leaves every wait on a smaller
+key: no cycle. Small plans are walked through besides, every forward and backward of every stage
+(`order.py`); that walk knows nothing of keys and is the proof's oracle in the tests.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from megatron_hdp.planning import laminar  # isort: skip
 from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig, StepRequest, plan_step
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.planning.bounds import lower_bound
+from megatron_hdp.planning.builder import PlanBuilder
 from megatron_hdp.planning.degrees import solve_eq3
 from megatron_hdp.planning.distributions import draw, names
-from megatron_hdp.planning.order import find_deadlock
+from megatron_hdp.planning.order import find_deadlock, schedule
 from megatron_hdp.planning.replay import replay
 
 OWN = [name for name in STRATEGIES if name != "static"]
@@ -140,6 +141,63 @@ def test_order_check_finds_the_shifted_slot():
     assert "waits for ever" in message
     crossed = {0: [(0, 1), (0, 1, 2)], 1: [(0, 1, 2), (0, 1)], 2: [(0, 1, 2)]}
     assert find_deadlock(crossed, 1) is not None
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.integers(2, 7), st.integers(1, 4), st.integers(0, 2**20), st.integers(0, 6))
+def test_same_slots_never_deadlock(num_ranks, depth, seed, longest_list):
+    """The proof in `validation.py`: any rings, any counts, as long as members share the slot."""
+    random = np.random.RandomState(seed)
+    counts = random.randint(1, longest_list + 2, num_ranks)
+    builder = PlanBuilder(np.arange(500), np.ones(500, np.int64), num_ranks, 500)
+    used = num_ranks
+    builder.add_locals(np.arange(used), np.arange(num_ranks), counts - 1)
+    for slot in range(counts.max()):
+        free = random.permutation(np.flatnonzero(counts > slot))
+        while len(free) >= 2:
+            size = random.randint(2, len(free) + 1)
+            if random.rand() < 0.8:
+                builder.add_ring(free[:size].tolist(), slot, [used])
+                used += 1
+            free = free[size:]
+    builder.add_local(0, 0, np.arange(used, 500))
+    plan = builder.build(0, "random")
+    plan.validate(pipeline_depth=depth)
+    entries: dict[int, list] = {rank: [None] * int(n) for rank, n in enumerate(counts)}
+    for number in range(plan.num_rings):
+        ring = plan.ring(number).ranks
+        for rank in ring:
+            entries[rank][int(plan.ring_slots[number])] = ring
+    assert find_deadlock(entries, depth) is None
+    if plan.num_rings:
+        shifted = np.where(np.arange(500) == num_ranks, plan.slot_of + 1, plan.slot_of)
+        with pytest.raises(PlanError, match="slot differs from its ring's"):
+            replace(plan, slot_of=shifted).validate(pipeline_depth=depth)
+
+
+def _key(depth, stage, operation):
+    """The key that the proof in `validation.py` gives an operation."""
+    (phase, slot), warm_up = operation, depth - 1 - stage
+    if phase == "B":
+        return (slot, 1, warm_up)
+    return (-1, stage + slot) if slot < warm_up else (slot - warm_up, 0, stage)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 6])
+def test_every_wait_is_for_a_smaller_key(depth):
+    for count in range(1, 12):
+        lists = [schedule(stage, depth, count) for stage in range(depth)]
+        for stage, operations in enumerate(lists):
+            keys = [_key(depth, stage, operation) for operation in operations]
+            assert keys == sorted(set(keys))
+            for at, operation in enumerate(operations):
+                step = -1 if operation[0] == "F" else 1
+                if 0 <= stage + step < depth:
+                    assert _key(depth, stage + step, operation) < keys[at]
+                receiver = stage - step
+                if 0 <= receiver < depth and at + 1 < len(operations):
+                    before = lists[receiver][: lists[receiver].index(operation)]
+                    assert all(_key(depth, receiver, one) < keys[at + 1] for one in before)
 
 
 def test_distributions_say_what_the_paper_says():
