@@ -131,6 +131,13 @@ def test_offload_makes_room_for_what_would_not_fit():
         assert plan.num_layers == 32 // depth
 
 
+def test_offloaded_sequences_of_one_rank_do_not_share_a_micro_batch():
+    lengths = np.array([76, 76, 76, 14, 39, 72, 72])
+    _, plan = _plan("auto", 1, 64, lengths, offload=True, pipeline_depth=4, equal_slots=True)
+    plan.validate(lengths=lengths, ids=np.arange(7), pipeline_depth=4, equal_slots=True)
+    assert len(set(plan.slot_of[plan.lengths > 64].tolist())) == 5
+
+
 def test_order_check_finds_the_shifted_slot():
     """The same relative order is not enough under 1F1B: a ring needs the same slot."""
     ring_1, ring_2 = (0, 1), (0, 1)
