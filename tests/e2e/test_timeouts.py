@@ -96,14 +96,19 @@ def _ring_wait(end: End) -> dict[str, float] | None:
     return found and {name: float(value) for name, value in found.groupdict().items()}
 
 
+def _mortal() -> None:
+    """An alarm ends this rank: pytest's handler for it goes. Only the main thread may do this."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 def _stand_still() -> None:
     """Longer than anybody waits; then this rank is ended, as a scheduler would."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest has a handler of its own
     signal.alarm(TIMEOUT_S + 8)
     time.sleep(1000)
 
 
 def _stuck_in_a_forward(corpus: str):
+    _mortal()
     if os.environ["RANK"] == "1":
         from megatron_hdp.runtime import core_attention
 
@@ -119,6 +124,7 @@ def _stuck_in_a_forward(corpus: str):
 
 
 def _stuck_in_planning(corpus: str):
+    _mortal()
     if os.environ["RANK"] == "2":
         from megatron_hdp.runtime.planner import PlanInPlace
 
