@@ -82,10 +82,10 @@ def dust(tmp_path_factory, megatron_on_cpu) -> str:
 
 @pytest.fixture(scope="session")
 def skewed(tmp_path_factory, megatron_on_cpu) -> str:
-    """Prefix of a corpus with one sequence of the context length to every forty tiny ones."""
+    """Prefix of a corpus with one sequence of the context length to every twenty short ones."""
     rng = np.random.RandomState(2)
-    lengths = rng.randint(1, 12, 1200)
-    lengths[::40] = 256
+    lengths = rng.randint(8, 40, 600)
+    lengths[::20] = 256
     return _write_corpus(tmp_path_factory.mktemp("corpus") / "skewed", lengths, rng)
 
 

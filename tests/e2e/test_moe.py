@@ -71,7 +71,7 @@ def test_fp64_equals_stock(corpus, stock, case):
     assert len(counts) == 1 or "EP" not in case, "ranks that share experts need equal slots"
 
 
-def test_one_long_sequence_among_dust_with_experts_over_the_domain(skewed, stock):
+def test_one_long_sequence_among_short_ones_with_experts_over_the_domain(skewed, stock):
     got = _hdp(skewed, 4, "seq aux, z", "--expert-model-parallel-size 4 --hdp-capacity 64")
     assert any(4 in step for step in got[0].rings)
     assert sum(rank.empty_slots for rank in got) > 0, "no zero-loss micro-batch ran"
