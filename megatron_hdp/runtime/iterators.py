@@ -21,6 +21,7 @@ from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention.kernels import describe_choice
+from megatron_hdp.runtime.attention.support import replaced_choices
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
@@ -79,6 +80,10 @@ def _announce(session: Session, args: Namespace) -> None:
         f"{config.strategy}, cost model {config.cost().name}, attention {attention}, "
         f"cross-entropy {choose_loss(options, args).mode}"
     )
+    replaced = replaced_choices(args)
+    # CPU mode chooses a backend for Megatron itself.
+    if replaced is not None and not cpu.is_installed():
+        print_rank_0(f"hdp: {replaced}")
 
 
 def _iterator_provider(provider: Provider, session: Session, args: Namespace) -> Provider:

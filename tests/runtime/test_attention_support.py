@@ -8,7 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_hdp.runtime.attention.support import SETTINGS, check_attention_config
+from megatron_hdp.runtime.attention.support import (
+    SETTINGS,
+    check_attention_config,
+    replaced_choices,
+)
 
 ASKED = {
     "multi_latent_attention": True,
@@ -18,6 +22,12 @@ ASKED = {
     "apply_query_key_layer_scaling": True,
     "qk_clip": True,
     "log_max_attention_logit": True,
+    "fp8_dot_product_attention": True,
+    "fp8_multi_head_attention": True,
+    "use_kitchen_attention": True,
+    "batch_invariant_mode": True,
+    "experimental_attention_variant": "dsa",
+    "linear_attention_freq": 4,
 }
 
 
@@ -55,3 +65,39 @@ def test_a_model_built_elsewhere_is_refused_too(megatron_on_cpu):
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="--softmax-type off-by-one"):
         check_config(config)
+
+
+def test_every_attention_setting_of_megatron_is_sorted(megatron_on_cpu):
+    """A field about attention that a new Megatron brings must be refused, honoured or reported."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from megatron_hdp.runtime.attention.support import _KERNEL_CHOICES
+
+    words = "attention attn softmax window_size qk_clip flash kitchen cp_comm batch_inv".split()
+    fields = {f.name for f in dataclasses.fields(TransformerConfig)}
+    found = {name for name in fields if any(word in name for word in words)}
+    sorted_out = {setting.attribute for setting in SETTINGS} | {c[0] for c in _KERNEL_CHOICES}
+    assert found - sorted_out == {
+        # Honoured: sizes, the scale, and what acts before or behind core attention.
+        "num_attention_heads", "softmax_scale", "attention_output_gate", "mup_attn_scale_power",
+        # Details of settings that are refused.
+        "window_attn_skip_freq", "qk_clip_alpha", "qk_clip_threshold", "use_kitchen",
+        "kitchen_attention_backend", "experimental_attention_variant_loss_scale_func",
+        # The ring's softmax is in fp32; inference only.
+        "attention_softmax_in_fp32", "masked_softmax_fusion", "flash_decode",
+        # Not about core attention.
+        "moe_router_pre_softmax", "ep_overlap_early_attn_memory_release",
+    }  # fmt: skip
+
+
+def test_flags_of_other_kernels_are_reported(megatron_on_cpu):
+    from megatron.core.transformer.enums import AttnBackend
+
+    args = SimpleNamespace(
+        attention_backend=AttnBackend.fused, flash_attention_version=3, cp_comm_type=["p2p", "a2a"]
+    )
+    note = replaced_choices(args)
+    for words in ("--attention-backend fused", "--flash-attention-version 3", "p2p a2a"):
+        assert words in note
+    kept = SimpleNamespace(attention_backend=AttnBackend.auto, cp_comm_type=["p2p"])
+    assert replaced_choices(kept) is None

@@ -39,7 +39,57 @@ SETTINGS = (
         bool,
         "leave it out; the kernels report no largest logit",
     ),
+    _Setting(
+        "fp8_dot_product_attention",
+        "--fp8-dot-product-attention",
+        bool,
+        "leave it out; the kernels take bf16 and fp16",
+    ),
+    _Setting(
+        "fp8_multi_head_attention",
+        "--fp8-multi-head-attention",
+        bool,
+        "leave it out; the kernels take bf16 and fp16",
+    ),
+    _Setting("use_kitchen_attention", "--use-kitchen-attention", bool, "leave it out"),
+    _Setting(
+        "batch_invariant_mode",
+        "--batch-invariant-mode",
+        bool,
+        "leave it out; a ring's size decides the order of its sums",
+    ),
+    _Setting(
+        "experimental_attention_variant",
+        "--experimental-attention-variant",
+        bool,
+        "leave it out",
+    ),
+    _Setting("linear_attention_freq", "--linear-attention-freq", bool, "leave it out"),
 )
+
+
+_KERNEL_CHOICES = (
+    ("attention_backend", "--attention-backend", "auto"),
+    ("flash_attention_version", "--flash-attention-version", None),
+    ("cp_comm_type", "--cp-comm-type", "p2p"),
+)
+
+
+def replaced_choices(args: Any) -> str | None:
+    """One sentence about flags that choose kernels or transfers which HDP's ring replaces.
+
+    They change no result, so a launch line may keep them.
+    """
+    found = []
+    for attribute, flag, default in _KERNEL_CHOICES:
+        value = getattr(args, attribute, None)
+        values = value if isinstance(value, list) else [value]
+        names = [str(getattr(one, "name", one)) for one in values if one is not None]
+        if any(name != default for name in names):
+            found.append(f"{flag} {' '.join(names)}")
+    if not found:
+        return None
+    return f"not read, since HDP's ring runs attention (--hdp-attention): {', '.join(found)}"
 
 
 def check_attention_config(config: Any) -> list[str]:
