@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from megatron_hdp import cpu
 from megatron_hdp.cpu.arguments import set_cpu_defaults
+from megatron_hdp.runtime.help_text import repair_help
 
 STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
 CROSS_ENTROPIES = ("auto", "fused", "chunked", "megatron")
@@ -60,6 +61,7 @@ def add_hdp_arguments(
     parser: argparse.ArgumentParser, defaults: HdpOptions | None = None
 ) -> argparse.ArgumentParser:
     """Adds the `hdp` group; usable as Megatron's `extra_args_provider`. Idempotent."""
+    repair_help(parser)
     if "--hdp" in parser._option_string_actions:
         return parser
     default = defaults or HdpOptions()
