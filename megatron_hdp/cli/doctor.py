@@ -1,33 +1,49 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""`doctor`: each patch and seam, where it points, and whether it fits what is installed."""
+"""`doctor`: does HDP fit what is installed, and what of this machine will get in its way."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
 import json
+import os
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from megatron_hdp.cli.doctor_tables import show
+from megatron_hdp.cli.machine.check import Check
+from megatron_hdp.cli.machine.gpus import gpu_checks, judge_network, network_ports
+from megatron_hdp.cli.machine.limits import host_memory, limit_checks, offload_check
+from megatron_hdp.cli.machine.settings import setting_checks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    """Adds `--json`, and what the launch line will say."""
+    launch = parser.add_argument_group("launch line")
+    launch.add_argument(
+        "--hdp-host-memory", type=float, default=128.0, help="GiB per rank, as in training"
+    )
+    launch.add_argument(
+        "--local-ranks", type=int, help="ranks on this host; default one per GPU, at least one"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; the exit code is 0 when everything fits."""
+    """Prints the report; the exit code is 0 when HDP fits what is installed."""
+    if args.hdp_host_memory <= 0 or (args.local_ranks is not None and args.local_ranks < 1):
+        print("megatron_hdp: --hdp-host-memory and --local-ranks must be above 0", file=sys.stderr)
+        return 2
     _make_megatron_importable()
-    report = examine()
+    report = examine(args.hdp_host_memory, args.local_ranks)
     if args.json:
         print(json.dumps(report, indent=2))
     else:
-        _print(report)
+        show(report)
     return 0 if report["fits"] else 1
 
 
@@ -41,15 +57,33 @@ def _make_megatron_importable() -> None:
         cpu.install()
 
 
-def examine() -> dict[str, Any]:
-    """versions, problems, backends, patches and seams, as plain values for JSON."""
+def examine(host_memory_gib: float, local_ranks: int | None) -> dict[str, Any]:
+    """versions, problems, backends, patches, seams and machine, as plain values for JSON."""
     import megatron_hdp
-    from megatron_hdp.patches import is_applied, patch_table
-    from megatron_hdp.patches.seams import SEAMS
     from megatron_hdp.patches.versions import OPTIONAL, REQUIRED, installed, version_problems
     from megatron_hdp.runtime.attention import describe_kernels
 
-    patches: list[dict[str, Any]] = [
+    patches, seams = _patches(), _seams()
+    problems = version_problems()
+    machine = _machine(host_memory_gib, local_ranks)
+    fits = not problems and all(bool(entry["fits"]) for entry in [*patches, *seams])
+    return {
+        "megatron_hdp": megatron_hdp.__version__,
+        "versions": {name: installed(name) for name in (*REQUIRED, *OPTIONAL)},
+        "problems": problems,
+        "backends": [dict(kernel) for kernel in describe_kernels()],
+        "patches": patches,
+        "seams": seams,
+        "machine": [check._asdict() for check in machine],
+        "fits": fits,
+        "next_steps": _next_steps(problems, patches, seams, machine),
+    }
+
+
+def _patches() -> list[dict[str, Any]]:
+    from megatron_hdp.patches import is_applied, patch_table
+
+    return [
         {
             "target": patch.target,
             "file": _file_of(partial(_current_object, patch)),
@@ -62,7 +96,12 @@ def examine() -> dict[str, Any]:
         }
         for patch in patch_table()
     ]
-    seams: list[dict[str, Any]] = [
+
+
+def _seams() -> list[dict[str, Any]]:
+    from megatron_hdp.patches.seams import SEAMS
+
+    return [
         {
             "target": seam.target,
             "file": _file_of(seam.locate),
@@ -74,16 +113,45 @@ def examine() -> dict[str, Any]:
         }
         for seam in SEAMS
     ]
-    problems = version_problems()
-    return {
-        "megatron_hdp": megatron_hdp.__version__,
-        "versions": {name: installed(name) for name in (*REQUIRED, *OPTIONAL)},
-        "problems": problems,
-        "backends": describe_kernels(),
-        "patches": patches,
-        "seams": seams,
-        "fits": not problems and all(bool(entry["fits"]) for entry in [*patches, *seams]),
-    }
+
+
+def _machine(host_memory_gib: float, local_ranks: int | None) -> list[Check]:
+    import torch
+
+    from megatron_hdp import cpu
+
+    gpus = 0 if cpu.is_installed() else torch.cuda.device_count()
+    ports = network_ports()
+    interfaces = [name for _, name in socket.if_nameindex()]
+    ranks = local_ranks or max(1, gpus)
+    return [
+        *gpu_checks(),
+        judge_network(ports),
+        *setting_checks(os.environ, interfaces, has_gpu=gpus > 0),
+        *limit_checks(has_network=bool(ports)),
+        offload_check(host_memory_gib, ranks, host_memory()),
+    ]
+
+
+def _next_steps(
+    problems: list[str],
+    patches: list[dict[str, Any]],
+    seams: list[dict[str, Any]],
+    machine: list[Check],
+) -> list[str]:
+    """What to do, most important first."""
+    from megatron_hdp.patches.registry import TESTED_MEGATRON
+
+    steps = list(problems)
+    for entry in (*patches, *seams):
+        if not entry["fits"]:
+            steps.append(
+                f"{entry['target']} has changed: found ({entry['found']}), expected "
+                f"({entry['expected']}): install megatron-core {TESTED_MEGATRON}, or see "
+                f"docs/patches.md."
+            )
+    steps += [f"{check.name}: {check.advice}" for check in machine if check.advice]
+    return steps
 
 
 def _current_object(patch: Any) -> Any:
@@ -109,30 +177,3 @@ def _text_of(look: Callable[[], str]) -> str:
         return look()
     except RuntimeError as error:
         return f"missing: {error}"
-
-
-def _print(report: dict[str, Any]) -> None:
-    console = Console()
-    console.print(f"megatron_hdp {report['megatron_hdp']}")
-    versions = Table("package", "installed", title="versions", title_justify="left")
-    for name, found in report["versions"].items():
-        versions.add_row(name, found or "-")
-    console.print(versions)
-    for problem in report["problems"]:
-        console.print(f"[red]problem[/]: {problem}")
-    backends = Table(
-        "backend", "usable", "version", "note", title="attention backends", title_justify="left"
-    )
-    for backend in report["backends"]:
-        usable = "yes" if backend["usable"] else "no"
-        backends.add_row(backend["name"], usable, backend["version"] or "-", backend["note"])
-    console.print(backends)
-    for kind in ("patches", "seams"):
-        table = Table(title=kind, title_justify="left")
-        for heading in ("target", "at", "fits"):
-            table.add_column(heading, overflow="fold")
-        for entry in report[kind]:
-            fits = "yes" if entry["fits"] else f"no: found ({entry['found']})"
-            table.add_row(entry["target"], entry["file"], fits)
-        console.print(table)
-    console.print("everything fits" if report["fits"] else "[red]something does not fit[/]")

@@ -115,7 +115,7 @@ def test_too_long_for_the_domain_says_what_would_fit(lengths):
 
 
 def test_doctor_json():
-    done = _run("doctor", "--json")
+    done = _run("doctor", "--json", "--local-ranks", "8", "--hdp-host-memory", "1000000")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout[done.stdout.index("{") :])
     assert len(report["patches"]) == 8
@@ -123,3 +123,29 @@ def test_doctor_json():
         assert entry["fits"] is True, entry
         assert {"target", "file", "expected", "found", "fits", "applied"} <= set(entry)
     assert {backend["name"] for backend in report["backends"]} >= {"cpu_flash", "reference"}
+    names = {check["name"] for check in report["machine"]}
+    assert {"GPUs", "network adapters", "ulimit memlock", "ulimit nofile", "ulimit nproc",
+            "/dev/shm", "host memory for offload"} <= names  # fmt: skip
+    (step,) = [step for step in report["next_steps"] if "offload" in step]
+    assert "--hdp-host-memory" in step
+
+
+def test_doctor_names_what_does_not_fit(tmp_path):
+    """A Megatron whose function has another signature: exit code 1, and the way out."""
+    code = """
+import sys
+from megatron_hdp import cpu
+cpu.install()
+from megatron.training import arguments
+def parse_args(something_new): ...
+arguments.parse_args = parse_args
+from megatron_hdp.__main__ import main
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True,
+                          text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "1. megatron.training.arguments:parse_args has changed: found (something_new)" in (
+        done.stdout
+    )
+    assert "HDP does not fit" in done.stdout
