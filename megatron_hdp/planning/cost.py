@@ -20,6 +20,9 @@ from megatron_hdp.planning.values import PlanError
 
 FloatArray = NDArray[np.float64]
 
+MEASURED = "measured"
+"""In a profile file: what the coefficients were fitted to, for people; not part of the model."""
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -76,8 +79,10 @@ class CostModel:
         else:
             text = path.read_text()
         try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
+            values = json.loads(text)
+            values.pop(MEASURED, None)
+            return cls(**values)
+        except (TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"cost model {name_or_path} cannot be read: {error}") from error
 
     @staticmethod

@@ -44,6 +44,8 @@ class Cluster:
     """Share of the shorter of computing and transferring that a ring step hides."""
     gradient_overlap: float = 0.0
     """Share of the gradient synchronisation that hides behind the last backward."""
+    cores_per_node: int = 0
+    """CPU cores that a node's ranks share when they compute on them; 0: each has a device."""
     loader_tokens_s: float = 4e6
     """Tokens that one process's loader workers read and prepare per second."""
 
@@ -116,7 +118,7 @@ class Cluster:
         return (1 - self.gradient_overlap) * (moved / bandwidth + latency)
 
 
-_MAY_BE_ZERO = ("latency_s", "layer_fixed_s", "ring_overlap", "gradient_overlap")
+_MAY_BE_ZERO = ("latency_s", "layer_fixed_s", "ring_overlap", "gradient_overlap", "cores_per_node")
 
 
 def presets(kind: str) -> list[str]:

@@ -78,6 +78,27 @@ def host_traffic(
     return _traffic(parts, np.tile(copied, 2 * depth), capacity)
 
 
+def core_traffic(
+    plan: Plan, seconds: Floats, operations: Operations, nodes: Nodes, cluster: Cluster
+) -> Traffic:
+    """CPU cores of a node as a link: a running micro-batch takes one, or a fair part of one.
+
+    Args:
+        seconds: [T] of every task, with cores to spare.
+    """
+    rank = np.repeat(np.arange(plan.num_ranks), plan.micro_batch_counts)
+    parts = [
+        (
+            (phase * operations.depth + stage) * operations.units + operations.unit_of,
+            nodes.of[stage, rank],
+            nodes.place[stage, rank],
+        )
+        for phase in range(2)
+        for stage in range(operations.depth)
+    ]
+    return _traffic(parts, seconds, np.full(nodes.count, float(cluster.cores_per_node)))
+
+
 def _by_phase(of_unit: Floats, depth: int, share: float) -> Floats:
     return np.concatenate((np.tile(share * of_unit, depth), np.tile((1 - share) * of_unit, depth)))
 

@@ -17,7 +17,7 @@ from megatron_hdp.simulation.cluster import Cluster
 from megatron_hdp.simulation.engine import Tasks, run
 from megatron_hdp.simulation.links import Floats
 from megatron_hdp.simulation.order import Operations, in_flight_peak
-from megatron_hdp.simulation.sharing import Nodes, host_traffic, network_traffic
+from megatron_hdp.simulation.sharing import Nodes, core_traffic, host_traffic, network_traffic
 from megatron_hdp.simulation.work import Units, Work
 
 
@@ -120,7 +120,10 @@ class _Step:
             plan, self.work, operations, self.nodes, self.cluster, self.cost.tensor_parallel
         )
         delay = self._stage_delay()
-        start, end = run(self._tasks(delay), [network, host])
+        tasks, shared = self._tasks(delay), [network, host]
+        if self.cluster.cores_per_node:
+            shared.append(core_traffic(plan, tasks.seconds, operations, self.nodes, self.cluster))
+        start, end = run(tasks, shared)
         start, end = start[operations.tasks], end[operations.tasks]
         busy = self._per_place(end - start)
         ring_wait = self._per_place(start - operations.ready(end, delay))

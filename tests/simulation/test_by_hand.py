@@ -120,6 +120,17 @@ def test_ranks_of_a_node_share_the_way_to_the_host():
     assert shared.activation_peak_bytes[0] == pytest.approx([20e3, 20e3])
 
 
+def test_ranks_on_a_cpu_share_its_cores():
+    plan = plan_of(3, local=[(0, 0, S), (1, 0, S // 2), (2, 0, S // 2)])
+    cost = replace(COST, attention_s=1e-15)  # 2.5 s for S, 1.5 s for half of it
+    shared = cluster(cost, gpus_per_node=3, cores_per_node=2)
+    found = simulate(plan, Job(cost), shared)
+    # forward is a quarter: all at 2/3 of a core until the short ones end, then a core for the rest
+    assert found.backward[1][0, 1:, 0] == pytest.approx([1.5 * 1.5] * 2)
+    assert found.step_s == pytest.approx(1.5 * 1.5 + 1.0)
+    assert simulate(plan, Job(cost), replace(shared, cores_per_node=3)).step_s == pytest.approx(2.5)
+
+
 def test_gradient_synchronisation_and_loading_are_added():
     plan = plan_of(4, local=[(rank, 0, S) for rank in range(4)])
     slow = cluster(nic_bytes_s=100.0)
