@@ -26,14 +26,18 @@ def carried_state(packed_seq_params: PackedSeqParams | None) -> MicroBatchState 
     return getattr(packed_seq_params, "hdp", None)
 
 
-def _ring_forward(
+def run_ring(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     state: MicroBatchState,
 ) -> torch.Tensor:
-    """query [t, n, d], key and value [t, g, d] -> [t, n * d]."""
+    """HDP's own ring: query [t, n, d], key and value [t, g, d] -> [t, n * d].
+
+    Args:
+        module: the core attention; its `softmax_scale` and `layer_number` are used.
+    """
     kernel = select_kernel(
         current_session().options.attention,
         device=query.device,
@@ -77,7 +81,7 @@ class RingDotProductAttention(DotProductAttention):
     ) -> torch.Tensor:
         state = carried_state(packed_seq_params)
         if state is not None:
-            return _ring_forward(self, query, key, value, state)
+            return run_ring(self, query, key, value, state)
         return super().forward(
             query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params
         )
@@ -94,59 +98,13 @@ def ring_attention_class(core_attention: type) -> type:
         return core_attention
     if core_attention is DotProductAttention:
         return RingDotProductAttention
-    te_class = _te_core_attention()
+    # Not at the top: it stands on this module.
+    from megatron_hdp.runtime.te_core_attention import ring_te_class, te_core_attention
+
+    te_class = te_core_attention()
     if te_class is not None and issubclass(core_attention, te_class):
-        return _ring_te_class(core_attention)
+        return ring_te_class(core_attention)
     raise RuntimeError(
         f"the layer spec's core attention {core_attention.__name__} is not supported with HDP: "
         f"use --transformer-impl local or transformer_engine with their standard attention."
     )
-
-
-def _te_core_attention() -> type | None:
-    from megatron.core.extensions import transformer_engine
-
-    return transformer_engine.TEDotProductAttention if transformer_engine.HAVE_TE else None
-
-
-def _ring_te_class(core_attention: type) -> type:
-    """A subclass of Transformer Engine's core attention, as Megatron wraps it.
-
-    No GPU has run this yet.
-    """
-
-    class RingTEDotProductAttention(core_attention):  # type: ignore[misc,valid-type]
-        """TEDotProductAttention; with an HDP micro-batch it runs the micro-batch's ring."""
-
-        def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            given = kwargs.get("softmax_scale")
-            # Transformer Engine hands the scale to its kernels and keeps no attribute of it.
-            self.softmax_scale = given or config.kv_channels**-0.5
-
-        def forward(
-            self,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            attention_mask: torch.Tensor | None,
-            attn_mask_type: Any,
-            attention_bias: torch.Tensor | None = None,
-            packed_seq_params: PackedSeqParams | None = None,
-            num_splits: int | None = None,
-        ) -> torch.Tensor:
-            state = carried_state(packed_seq_params)
-            if state is not None:
-                return _ring_forward(self, query, key, value, state)
-            return super().forward(
-                query,
-                key,
-                value,
-                attention_mask,
-                attn_mask_type,
-                attention_bias,
-                packed_seq_params,
-                num_splits,
-            )
-
-    return RingTEDotProductAttention

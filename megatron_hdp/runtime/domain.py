@@ -25,6 +25,8 @@ class Domain:
     """This process's HDP rank."""
     communicators: DomainCommunicators
     """K/V and dK/dV communicators; rings are rank lists inside them."""
+    all_domains: tuple[tuple[int, ...], ...]
+    """Global ranks of every domain of the world, the same on all ranks."""
 
     @property
     def size(self) -> int:
@@ -38,11 +40,12 @@ def create_domain(timeout: timedelta) -> Domain:
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     mine = tuple(dist.get_process_group_ranks(group))
-    communicators = DomainCommunicators.create(_all_domains(mine), timeout=timeout)
-    return Domain(mine, mine.index(dist.get_rank()), communicators)
+    domains = _all_domains(mine)
+    communicators = DomainCommunicators.create(domains, timeout=timeout)
+    return Domain(mine, mine.index(dist.get_rank()), communicators, domains)
 
 
-def _all_domains(mine: Sequence[int]) -> list[tuple[int, ...]]:
+def _all_domains(mine: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Every domain of the world, sorted by first member; each rank contributes one integer."""
     device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else "cpu"
     first = torch.tensor([mine[0]], dtype=torch.int64, device=device)
@@ -52,7 +55,7 @@ def _all_domains(mine: Sequence[int]) -> list[tuple[int, ...]]:
     domains: dict[int, list[int]] = {}
     for rank, value in enumerate(firsts):
         domains.setdefault(int(value), []).append(rank)
-    found = [tuple(domains[key]) for key in sorted(domains)]
+    found = tuple(tuple(domains[key]) for key in sorted(domains))
     if tuple(mine) not in found:
         raise RuntimeError(
             f"Megatron's data-parallel group {tuple(mine)} is not in ascending rank order, "

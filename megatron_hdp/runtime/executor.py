@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
 from megatron_hdp.planning.values import MicroBatch
+from megatron_hdp.runtime.attention.transformer_engine import TEMicroBatch
 from megatron_hdp.runtime.context import CurrentMicroBatch, running
 from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.pipeline import PlannedShapes
@@ -99,6 +100,12 @@ class _StepRun:
             slots=[_slot_record(layout) for layout in step.layouts],
             sequences=f"{step.digest.sequences:016x}",
         )
+        device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if torch.distributed.get_backend() == "nccl"
+            else torch.device("cpu")
+        )
+        te_calls = self._transformer_engine_calls(device)
         self.micro_batches = [
             CurrentMicroBatch(
                 MicroBatchState.build(
@@ -107,16 +114,35 @@ class _StepRun:
                     slot=slot,
                     step_tokens=step.plan.num_tokens,
                     communicators=self.domain.communicators,
-                    device=torch.device("cuda", torch.cuda.current_device())
-                    if torch.distributed.get_backend() == "nccl"
-                    else torch.device("cpu"),
+                    device=device,
                     offload_ratio=micro_batch.offload_ratio,
+                    transformer_engine=te_calls[slot],
                 ),
                 batch,
             )
             for slot, (layout, batch, micro_batch) in enumerate(
                 zip(step.layouts, step.batches, step.micro_batches, strict=True)
             )
+        ]
+
+    def _transformer_engine_calls(self, device: torch.device) -> Sequence[TEMicroBatch | None]:
+        """What its attention takes of every micro-batch; None where HDP's ring runs.
+
+        Collective over the world when a ring has no process group yet.
+        """
+        step = self.step
+        if not self.session.options.uses_transformer_engine:
+            return [None] * len(step.layouts)
+        groups = self.session.require_ring_groups()
+        groups.prepare(step.plan, f"step {step.step} of {self.iterator.config.name}")
+        return [
+            TEMicroBatch.build(
+                layout,
+                micro_batch,
+                groups.group(layout.ring) if layout.ring is not None else None,
+                device,
+            )
+            for layout, micro_batch in zip(step.layouts, step.micro_batches, strict=True)
         ]
 
     def run(

@@ -22,10 +22,12 @@ from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention.kernels import describe_choice
 from megatron_hdp.runtime.attention.support import replaced_choices
+from megatron_hdp.runtime.attention.te_partition import te_layout
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.settings import shared_settings
+from megatron_hdp.runtime.sharding import MicroBatchLayout
 from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
 from megatron_hdp.runtime.validation import ArgumentRefused, check_capacity
 
@@ -80,9 +82,11 @@ def _announce(session: Session, args: Namespace) -> None:
         f"{config.strategy}, cost model {config.cost().name}, attention {attention}, "
         f"cross-entropy {choose_loss(options, args).mode}"
     )
+    # CPU mode chooses a backend for Megatron itself; Transformer Engine's attention reads them.
+    if cpu.is_installed() or options.uses_transformer_engine:
+        return
     replaced = replaced_choices(args)
-    # CPU mode chooses a backend for Megatron itself.
-    if replaced is not None and not cpu.is_installed():
+    if replaced is not None:
         print_rank_0(f"hdp: {replaced}")
 
 
@@ -158,5 +162,6 @@ def _stream(
             multiple_of=tensor_parallel if args.sequence_parallel else 1,
             timeout_s=timeout.total_seconds(),
             config_text=repr(sorted(settings.items())),
+            layout=te_layout if session.options.uses_transformer_engine else MicroBatchLayout.build,
         ),
     )

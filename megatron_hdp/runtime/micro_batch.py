@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from megatron_hdp.runtime.sharding import (
     RingStep,
     Rows,
 )
+
+if TYPE_CHECKING:
+    from megatron_hdp.runtime.attention.transformer_engine import TEMicroBatch
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,19 @@ class MicroBatchState:
     """Tokens of the whole step; for logging only."""
     offload_ratio: float = 0.0
     """Share of what each layer saves that waits for backward on the host."""
+    transformer_engine: TEMicroBatch | None = None
+    """With it Transformer Engine's attention runs the micro-batch, else HDP's ring."""
 
     @cached_property
     def sequence_of_row(self) -> torch.Tensor:
         """int64 [T] which of the micro-batch's sequences a row is of; `num_sequences`: padding."""
         rows = (*self.layout.rows_per_sequence, self.layout.padding)
-        return _on(self.positions.device, np.repeat(np.arange(len(rows)), rows))
+        return on_device(self.positions.device, np.repeat(np.arange(len(rows)), rows))
 
     @cached_property
     def sequence_lengths(self) -> torch.Tensor:
         """int64 [n] whole lengths of the micro-batch's sequences."""
-        return _on(self.positions.device, np.array(self.layout.sequence_lengths, np.int64))
+        return on_device(self.positions.device, np.array(self.layout.sequence_lengths, np.int64))
 
     @property
     def num_sequences(self) -> int:
@@ -94,6 +100,7 @@ class MicroBatchState:
         device: torch.device,
         step_tokens: int = 0,
         offload_ratio: float = 0.0,
+        transformer_engine: TEMicroBatch | None = None,
     ) -> MicroBatchState:
         return cls(
             step_tokens=step_tokens,
@@ -101,9 +108,10 @@ class MicroBatchState:
             step=step,
             slot=slot,
             communicators=communicators,
-            positions=_on(device, layout.positions),
+            positions=on_device(device, layout.positions),
             offload_ratio=offload_ratio,
-            whole_cu_seqlens=_on(device, np.array([0, layout.num_tokens], np.int32)),
+            transformer_engine=transformer_engine,
+            whole_cu_seqlens=on_device(device, np.array([0, layout.num_tokens], np.int32)),
             own=_arguments(device, layout.own),
             steps=_steps(device, layout.steps),
         )
@@ -119,7 +127,7 @@ def _steps(
             return given
         key = given.tobytes()
         if key not in indices:
-            indices[key] = _on(device, given)
+            indices[key] = on_device(device, given)
         return indices[key]
 
     def call(given: BlockCall) -> CallTensors:
@@ -132,14 +140,15 @@ def _steps(
 
 def _arguments(device: torch.device, boundaries: Boundaries) -> VarlenArguments:
     return VarlenArguments(
-        _on(device, boundaries.cu_q),
-        _on(device, boundaries.cu_k),
+        on_device(device, boundaries.cu_q),
+        on_device(device, boundaries.cu_k),
         boundaries.max_q,
         boundaries.max_k,
     )
 
 
-def _on(device: torch.device, array: NDArray[np.integer]) -> torch.Tensor:
+def on_device(device: torch.device, array: NDArray[np.integer]) -> torch.Tensor:
+    """A plan's array as a tensor; on a GPU without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from megatron_hdp import cpu
 from megatron_hdp.cpu.arguments import set_cpu_defaults
+from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE
 from megatron_hdp.runtime.help_text import repair_help
 
 STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
@@ -24,6 +25,8 @@ class HdpOptions:
     """Tokens per rank in one micro-batch; None: seq_length / context_parallel_size."""
     attention: str = "auto"
     """The attention kernel under the ring; auto takes the best that this machine has."""
+    te_groups: int = 64
+    """Rings that may have a process group at a time; only for Transformer Engine's attention."""
     cross_entropy: str = "auto"
     """The loss: fused (Triton), chunked, megatron, or auto (megatron where that fits)."""
     cross_entropy_chunk: int = 1024
@@ -46,6 +49,11 @@ class HdpOptions:
     """How long a rank waits for another one in a ring or in the plan comparison."""
     trace: str | None = None
     """A folder for per-rank step records (JSON lines); None: none are written."""
+
+    @property
+    def uses_transformer_engine(self) -> bool:
+        """Whether rings run in Transformer Engine's attention, over process groups."""
+        return self.attention == TRANSFORMER_ENGINE
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> HdpOptions:
@@ -89,7 +97,15 @@ def add_hdp_arguments(
     group.add_argument(
         "--hdp-attention",
         default=default.attention,
-        help="Attention kernel under the ring: auto, or a name that doctor lists.",
+        help="Attention kernel under the ring (auto, or a name that doctor lists), or "
+        "transformer_engine to run rings in its attention.",
+    )
+    group.add_argument(
+        "--hdp-te-groups",
+        type=int,
+        default=default.te_groups,
+        help="Rings that may have a process group at a time, with --hdp-attention "
+        "transformer_engine.",
     )
     _add_loss_arguments(group, default)
     group.add_argument(

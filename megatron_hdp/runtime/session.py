@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 
@@ -16,6 +17,7 @@ from megatron_hdp.runtime.domain import Domain
 from megatron_hdp.runtime.offload import ActivationOffload
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.records import StepRecord
+from megatron_hdp.runtime.ring_groups import RingGroups
 
 
 @dataclass
@@ -24,6 +26,8 @@ class Session:
 
     options: HdpOptions
     domain: Domain | None = None
+    ring_groups: RingGroups | None = None
+    """Made with the first step that needs process groups (Transformer Engine's attention)."""
     last_plan: Plan | None = None
     """The newest training step's plan, for the log line."""
     last_record: StepRecord | None = None
@@ -40,6 +44,15 @@ class Session:
                 "initialize_model_parallel."
             )
         return self.domain
+
+    def require_ring_groups(self) -> RingGroups:
+        if self.ring_groups is None:
+            self.ring_groups = RingGroups(
+                self.require_domain().all_domains,
+                budget=self.options.te_groups,
+                timeout=timedelta(minutes=self.options.timeout_minutes),
+            )
+        return self.ring_groups
 
     def activation_offload(self, device: torch.device) -> ActivationOffload:
         """This rank's offload engine, within the host memory that the options allow."""

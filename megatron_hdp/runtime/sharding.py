@@ -94,19 +94,46 @@ class MicroBatchLayout:
         Args:
             multiple_of: total tokens are padded to a multiple of this (TP, or what a dtype needs).
         """
-        ring = micro_batch.ring.ranks if micro_batch.ring is not None else None
-        index = ring.index(rank) if ring is not None else 0
-        shards = [_shard(sequence, len(ring or ()), index) for sequence in
-                  micro_batch.ring_sequences]  # fmt: skip
+        ring = micro_batch.ring.ranks if micro_batch.ring is not None else ()
+        index = ring.index(rank) if ring else 0
+        return cls.of_shards(
+            micro_batch,
+            ring,
+            index,
+            [_shard(sequence, len(ring), index) for sequence in micro_batch.ring_sequences],
+            peer_ring_tokens=_ring_tokens(micro_batch.ring_sequences, len(ring)),
+            steps=_ring_steps(micro_batch.ring_sequences, len(ring), index),
+            multiple_of=multiple_of,
+        )
+
+    @classmethod
+    def of_shards(
+        cls,
+        micro_batch: MicroBatch,
+        ring: tuple[int, ...],
+        index: int,
+        shards: Seq[Seq[Piece]],
+        *,
+        peer_ring_tokens: tuple[int, ...],
+        steps: tuple[RingStep, ...],
+        multiple_of: int,
+    ) -> MicroBatchLayout:
+        """A layout whose ring shards were cut by whoever runs the ring.
+
+        Args:
+            ring: HDP ranks; empty without one.
+            shards: this member's pieces of each ring sequence.
+        """
         local = [[(s.id, 0, s.length)] for s in micro_batch.local_sequences]
-        pieces = [piece for part in shards + local for piece in part]
-        lengths = [_tokens(part) for part in shards + local]
+        parts = [*shards, *local]
+        pieces = [piece for part in parts for piece in part]
+        lengths = [_tokens(part) for part in parts]
         real = sum(lengths)
         padding = -real % multiple_of if real else multiple_of
         positions = [np.arange(start, stop) for _, start, stop in pieces] + [np.arange(padding)]
         own = [length for length in (*lengths, padding) if length]
         return cls(
-            ring=ring,
+            ring=ring or None,
             index=index,
             pieces=tuple(pieces),
             positions=np.concatenate(positions).astype(np.int64),
@@ -119,9 +146,9 @@ class MicroBatchLayout:
             ),
             rows_per_sequence=tuple(lengths),
             num_ring_sequences=len(shards),
-            peer_ring_tokens=_ring_tokens(micro_batch.ring_sequences, len(ring or ())),
+            peer_ring_tokens=peer_ring_tokens,
             own=_boundaries(own, own),
-            steps=_ring_steps(micro_batch.ring_sequences, len(ring or ()), index),
+            steps=steps,
         )
 
 

@@ -50,6 +50,14 @@ class PreparedStep:
     digest: PlanDigest
 
 
+class LayoutBuilder(Protocol):
+    """Gives one rank's layout of a micro-batch; all ranks must use the same."""
+
+    def __call__(
+        self, micro_batch: MicroBatch, rank: int, *, multiple_of: int
+    ) -> MicroBatchLayout: ...
+
+
 @dataclass(frozen=True)
 class StreamConfig:
     """What one stream (train, valid or test) needs to know."""
@@ -64,6 +72,8 @@ class StreamConfig:
     timeout_s: float
     config_text: str
     """Options that all ranks must share; part of the digest."""
+    layout: LayoutBuilder = MicroBatchLayout.build
+    """How a ring's sequences are cut."""
 
 
 class StepRequests:
@@ -170,7 +180,7 @@ class HdpDataIterator:
         rank, multiple_of = self.config.rank, self.config.multiple_of
         micro_batches = tuple(plan.micro_batches(rank))
         layouts = tuple(
-            MicroBatchLayout.build(micro_batch, rank, multiple_of=multiple_of)
+            self.config.layout(micro_batch, rank, multiple_of=multiple_of)
             for micro_batch in micro_batches
         )
         batches = tuple(

@@ -8,6 +8,7 @@ the flag, the value and the way out.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from megatron_hdp.data.corpus import check_corpora, data_prefixes
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.runtime.attention.backend_support import attention_refusals
+from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE
 from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.cross_entropy.support import loss_refusals
 from megatron_hdp.runtime.moe.support import check_moe_arguments
@@ -103,6 +105,9 @@ def prepare_arguments(args: argparse.Namespace) -> None:
     # Gradients are sums over tokens: without it they are wrong while the first loss looks right.
     args.calculate_per_token_loss = True
     args.create_attention_mask_in_dataloader = False
+    if getattr(args, "hdp_attention", None) == TRANSFORMER_ENGINE:
+        # Single transfers would make a two-rank NCCL communicator per peer in every ring's group.
+        os.environ.setdefault("NVTE_BATCH_MHA_P2P_COMM", "1")
 
 
 def refusals(args: argparse.Namespace) -> list[str]:

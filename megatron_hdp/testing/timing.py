@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from megatron_hdp.runtime.attention import Kernel
 from megatron_hdp.testing.virtual_ranks import VirtualRank, lone_member
 
 Row = dict[str, Any]
+_MOST_WARMED = 8192
 
 
 def measure_rings(
@@ -35,10 +37,13 @@ def measure_rings(
     A ring's first and last member are timed: a member's cost is linear in its index (it has index
     steps of one shape and P-1-index of the other), so their mean is the mean of all.
 
+    A machine's speed drifts, so no figure comes from two times of different moments: a round runs
+    the ideal, then every ring, and a ring is held against the mean of the ideals before and after.
+
     Args:
         lengths: the sequences, multiples of twice every ring size.
         heads: query heads, key/value heads, head dimension.
-        repeats: rounds; the least time of each counts, and the rounds' ratios are the spread.
+        repeats: rounds; the median of their ratios counts, and the spread is their quartiles.
     """
     options: Any = {"heads": heads, "dtype": dtype, "device": device}
     whole = lone_member(lengths, 1, 0, **options)
@@ -48,11 +53,18 @@ def measure_rings(
     }
     ideals: list[float] = []
     sums: dict[int, list[float]] = {size: [] for size in ring_sizes}
+
+    def ideal() -> float:
+        return seconds(lambda: one_call(whole, kernel), device)
+
+    for rank in (whole, *(member for sampled in members.values() for member in sampled)):
+        _warm(rank, kernel)
+    ideals.append(ideal())
     for _ in range(repeats):
-        ideals.append(seconds(lambda: one_call(whole, kernel), device))
         for size, sampled in members.items():
             times = [seconds(_run(member, kernel), device) for member in sampled]
             sums[size].append(size * statistics.fmean(times))
+        ideals.append(ideal())
     return [
         _row(lengths, size, heads, dtype, ideals, sums[size], len(members[size]))
         for size in ring_sizes
@@ -86,6 +98,17 @@ def _run(rank: VirtualRank, kernel: Kernel) -> Callable[[], object]:
     return lambda: rank.run(kernel)
 
 
+def _warm(rank: VirtualRank, kernel: Kernel) -> None:
+    """One run outside the figures, unless it would take as long as they do."""
+    if rank.layout.num_tokens <= _MOST_WARMED or rank.inputs[0].is_cuda:
+        rank.run(kernel)
+
+
+def _quartiles(count: int) -> tuple[int, int]:
+    """Places of the first and the last quartile among sorted values."""
+    return count // 4, count - 1 - count // 4
+
+
 def _row(
     lengths: Sequence[int],
     size: int,
@@ -96,7 +119,8 @@ def _row(
     sampled: int,
 ) -> Row:
     total = sum(lengths)
-    ratios = [ideal / ring for ideal, ring in zip(ideals, sums, strict=True)]
+    around = [statistics.fmean(pair) for pair in pairwise(ideals)]
+    ratios = sorted(ideal / ring for ideal, ring in zip(around, sums, strict=True))
     flop = 14 * heads[0] * heads[2] * sum(length * length / 2 for length in lengths)
     return {
         "s": total,
@@ -104,13 +128,13 @@ def _row(
         "shard_tokens": total // size,
         "packed": len(lengths) > 1,
         "sequences": len(lengths),
-        "fraction_of_ideal": round(min(ideals) / min(sums), 4),
-        "fraction_spread": [round(min(ratios), 4), round(max(ratios), 4)],
-        "ideal_s": round(min(ideals), 6),
-        "ring_s": round(min(sums), 6),
-        "tflops": round(flop / min(sums) / 1e12, 4),
+        "fraction_of_ideal": round(statistics.median(ratios), 4),
+        "fraction_spread": [round(ratios[i], 4) for i in _quartiles(len(ratios))],
+        "ideal_s": round(statistics.median(ideals), 6),
+        "ring_s": round(statistics.median(sums), 6),
+        "tflops": round(flop / statistics.median(sums) / 1e12, 4),
         "sampled_members": sampled,
-        "repeats": len(ideals),
+        "repeats": len(sums),
         "heads": heads[0],
         "groups": heads[1],
         "head_dim": heads[2],

@@ -101,3 +101,18 @@ def test_flags_of_other_kernels_are_reported(megatron_on_cpu):
         assert words in note
     kept = SimpleNamespace(attention_backend=AttnBackend.auto, cp_comm_type=["p2p"])
     assert replaced_choices(kept) is None
+
+
+def test_transformer_engines_ring_needs_a_fitting_line(megatron_on_cpu):
+    from megatron_hdp.runtime.attention.backend_support import transformer_engine_refusals
+
+    line = {"transformer_impl": "local", "cp_comm_type": ["p2p", "a2a"], "hdp_te_groups": 0,
+            "window_size": (8, 0), "softmax_type": "learnable"}  # fmt: skip
+    found = transformer_engine_refusals(SimpleNamespace(**line))
+    for sentence, words in zip(found, ("--transformer-impl local", "--cp-comm-type a2a",
+                               "--window-size (8, 0)", "--softmax-type learnable",
+                               "--hdp-te-groups 0"), strict=True):  # fmt: skip
+        assert sentence.startswith(words)
+    good = {"transformer_impl": "transformer_engine", "cp_comm_type": ["p2p"], "hdp_te_groups": 1,
+            "window_size": None, "softmax_type": "vanilla"}  # fmt: skip
+    assert transformer_engine_refusals(SimpleNamespace(**good)) == []

@@ -311,7 +311,8 @@ def test_auto_on_cuda(packages, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("flash", ["--hdp-attention flash is not known", "flash_attn_3"]),
+        ("flash", ["--hdp-attention flash is not known", "flash_attn_3", "transformer_engine"]),
+        ("transformer_engine", ["transformer_engine", "it needs a CUDA device", "use auto"]),
         ("flash_attn", ["flash_attn_3: it needs a CUDA device; flash_attn_2: it", "use auto"]),
         ("torch_flash_fa3", ["--hdp-attention torch_flash_fa3", "it needs a CUDA device"]),
     ],

@@ -8,7 +8,7 @@ import argparse
 import torch
 
 from megatron_hdp import cpu
-from megatron_hdp.runtime.attention.kernels import choice_refusal
+from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE, choice_refusal
 
 
 def attention_refusals(args: argparse.Namespace) -> list[str]:
@@ -24,7 +24,39 @@ def attention_refusals(args: argparse.Namespace) -> list[str]:
         dtype=_dtype(args),
         head_dim=_head_dim(args),
     )
-    return [refusal] if refusal else []
+    if refusal:
+        return [refusal]
+    return transformer_engine_refusals(args) if name == TRANSFORMER_ENGINE else []
+
+
+def transformer_engine_refusals(args: argparse.Namespace) -> list[str]:
+    """What must be true of the launch line for --hdp-attention transformer_engine."""
+    found = []
+    if args.transformer_impl != TRANSFORMER_ENGINE:
+        found.append(
+            f"--transformer-impl {args.transformer_impl} has no Transformer Engine attention, "
+            f"which --hdp-attention transformer_engine asks for: use --transformer-impl "
+            f"transformer_engine, or --hdp-attention auto."
+        )
+    kinds = [kind for kind in args.cp_comm_type or () if kind != "p2p"]
+    if kinds:
+        found.append(
+            f"--cp-comm-type {kinds[0]}: rings of any size and head count only go with p2p: pass "
+            f"--cp-comm-type p2p, or --hdp-attention auto."
+        )
+    # Its ring over p2p knows neither (attn_forward_func_with_cp).
+    for flag, value in (
+        ("--window-size", getattr(args, "window_size", None)),
+        ("--softmax-type", getattr(args, "softmax_type", None)),
+    ):
+        if value not in (None, "vanilla"):
+            found.append(
+                f"{flag} {value} does not go with --hdp-attention transformer_engine, whose ring "
+                f"does not know it: use --hdp-attention auto."
+            )
+    if args.hdp_te_groups < 1:
+        found.append(f"--hdp-te-groups {args.hdp_te_groups}: give 1 or more process groups.")
+    return found
 
 
 def _head_dim(args: argparse.Namespace) -> int:

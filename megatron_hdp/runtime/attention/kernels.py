@@ -66,6 +66,9 @@ class _Entry(NamedTuple):
     attribute: str
 
 
+TRANSFORMER_ENGINE = "transformer_engine"
+"""Not a kernel under the ring: Transformer Engine runs a ring of its own over a process group."""
+
 _KERNELS = {
     "torch_flash": _Entry("torch_flash", "TorchFlash"),
     "torch_flash_fa3": _Entry("torch_flash", "TorchFlash3"),
@@ -76,11 +79,13 @@ _KERNELS = {
     "reference": _Entry("reference", "Reference"),
 }
 _ALIASES = {"flash_attn": ("flash_attn_3", "flash_attn_2")}
-CHOICES = ("auto", *_ALIASES, *_KERNELS)
+CHOICES = ("auto", *_ALIASES, *_KERNELS, TRANSFORMER_ENGINE)
 """What --hdp-attention takes."""
 
 
 def _load(name: str) -> Any:
+    if name == TRANSFORMER_ENGINE:
+        return importlib.import_module("megatron_hdp.runtime.attention.transformer_engine")
     entry = _KERNELS[name]
     module = importlib.import_module(f"megatron_hdp.runtime.attention.{entry.module}")
     return getattr(module, entry.attribute)
@@ -110,6 +115,11 @@ def select_kernel(name: str, *, device: torch.device, dtype: torch.dtype, head_d
     """
     if name not in CHOICES:
         raise ValueError(f"--hdp-attention {name} is not known: use one of {', '.join(CHOICES)}.")
+    if name == TRANSFORMER_ENGINE:
+        raise ValueError(
+            f"--hdp-attention {name} runs in Transformer Engine's core attention, which the "
+            f"model's layer spec does not have: use --hdp-attention auto."
+        )
     reasons = []
     for candidate in _candidates(name, device):
         kernel = _load(candidate)
@@ -128,6 +138,9 @@ def choice_refusal(
     name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> str | None:
     """One sentence when --hdp-attention `name` cannot be had here, else None."""
+    if name == TRANSFORMER_ENGINE:
+        reason = _load(name).refusal(device, dtype, head_dim)
+        return reason and f"--hdp-attention {name} cannot run here ({reason}): use auto."
     try:
         select_kernel(name, device=device, dtype=dtype, head_dim=head_dim)
     except ValueError as error:
@@ -137,7 +150,8 @@ def choice_refusal(
 
 def describe_choice(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     """What --hdp-attention `name` comes down to, with its version, for the line at the start."""
-    name = select_kernel(name, device=device, dtype=dtype, head_dim=head_dim).name
+    if name != TRANSFORMER_ENGINE:
+        name = select_kernel(name, device=device, dtype=dtype, head_dim=head_dim).name
     version = _load(name).version()
     return f"{name} ({version})" if version else name
 
@@ -146,7 +160,7 @@ def describe_kernels() -> list[KernelInfo]:
     """What doctor prints: every backend, whether this machine can run it, its version, a note."""
     device = _device()
     rows = []
-    for name in _KERNELS:
+    for name in (*_KERNELS, TRANSFORMER_ENGINE):
         kernel = _load(name)
         reason = kernel.refusal(device, torch.bfloat16, 128)
         note = (kernel.__doc__ or "").splitlines()[0]
