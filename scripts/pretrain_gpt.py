@@ -33,7 +33,6 @@ from megatron.core.datasets.blended_megatron_dataset_builder import (  # noqa: E
 )
 from megatron.core.datasets.gpt_dataset import (  # noqa: E402
     GPTDataset,
-    GPTDatasetConfig,
     MockGPTDataset,
 )
 from megatron.core.enums import ModelType  # noqa: E402
@@ -49,7 +48,7 @@ from megatron.training.utils import get_blend_and_blend_per_split  # noqa: E402
 
 from megatron_hdp.data.corpus import check_corpora, data_prefixes  # noqa: E402
 from megatron_hdp.data.errors import CorpusError  # noqa: E402
-from megatron_hdp.data.pack_dataset import DocumentPackDataset  # noqa: E402
+from megatron_hdp.data.pack_dataset import DocumentPackDataset, PackDatasetConfig  # noqa: E402
 from megatron_hdp.runtime.options import add_hdp_arguments  # noqa: E402
 
 BATCH_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask", "cu_seqlens",
@@ -119,7 +118,7 @@ def datasets_provider(num_samples: list[int]) -> tuple[Any, Any, Any]:
     """(train, valid, test): packs of documents with `--hdp`, Megatron's samples without."""
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
-    config = GPTDatasetConfig(
+    config = PackDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
         blend=blend,
@@ -136,6 +135,7 @@ def datasets_provider(num_samples: list[int]) -> tuple[Any, Any, Any]:
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
         allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
         inter_document_masking=args.dataloader_inter_document_masking,
+        hdp_long_documents=args.hdp_long_documents,
     )
     if args.mock_data:
         dataset_class: type[GPTDataset] = MockGPTDataset
@@ -154,7 +154,8 @@ def main() -> None:
     args = parse_and_validate_args(extra_args_provider=add_hdp_arguments)
     if HDP and not args.mock_data:
         try:
-            check_corpora(data_prefixes(args), context_length=args.seq_length)
+            longest = args.seq_length if args.hdp_long_documents == "fail" else None
+            check_corpora(data_prefixes(args), context_length=longest)
         except CorpusError as error:
             raise SystemExit(f"megatron_hdp: {error}") from error
     config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))

@@ -41,7 +41,9 @@ def test_every_requirement_is_justified():
 def test_what_is_pinned_is_in_the_range():
     from packaging.requirements import Requirement
 
-    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "requirements.txt").read_text(), re.M))
+    files = (ROOT / name for name in ("requirements.txt", "requirements-dev.txt"))
+    pinned = "".join(file.read_text() for file in files)
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", pinned, re.M))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = itertools.chain.from_iterable(project["optional-dependencies"].values())
     for text in [*project["dependencies"], *extras]:

@@ -20,6 +20,7 @@ from megatron.core.datasets.indexed_dataset import (
 from numpy.typing import NDArray
 
 from megatron_hdp.data.errors import CorpusError
+from megatron_hdp.data.streams.files import is_text_path, list_shards
 
 _FINGERPRINT_BYTES = 1 << 20
 
@@ -56,13 +57,19 @@ def corpus_lengths(prefix: str) -> NDArray[np.int32]:
 
 
 def check_corpora(prefixes: Iterable[str], context_length: int | None = None) -> None:
-    """Raises CorpusError for the first prefix that cannot be read; skips object storage.
+    """Raises CorpusError for the first entry that cannot be read; skips object storage.
+
+    Of records of text only their files are looked at, since no length is known.
 
     Args:
         context_length: when given, every document must be at most this long.
     """
     for prefix in prefixes:
-        if not is_object_storage_path(prefix):
+        if is_object_storage_path(prefix):
+            continue
+        if is_text_path(prefix):
+            list_shards(prefix)
+        else:
             lengths = corpus_lengths(prefix)
             if context_length is not None:
                 check_lengths(lengths, context_length, prefix)
@@ -76,8 +83,7 @@ def check_lengths(lengths: NDArray[np.integer], context_length: int, corpus: str
         raise CorpusError(
             f"--seq-length {context_length} is shorter than {count} of {len(lengths)} documents "
             f"of --data-path {corpus} (the longest has {longest} tokens): raise --seq-length to "
-            f"{longest}, or build the corpus with tools/build_corpus.py "
-            f"--max-length {context_length}."
+            f"{longest}, or pass --hdp-long-documents cut or drop."
         )
     if longest == 0:
         raise CorpusError(f"--data-path {corpus} has no document with a token in this split.")

@@ -38,7 +38,7 @@ def pack_starts(lengths: NDArray[np.int64], context_length: int) -> NDArray[np.i
 def build_epochs(
     lengths: NDArray[np.int64], context_length: int, seed: int, num_packs: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Whole epochs until there are `num_packs` packs (one epoch when None).
+    """Whole epochs until there are `num_packs` packs, even if all were full (one when None).
 
     A pack never crosses an epoch, so pack k is the same whatever number of packs is asked for.
 
@@ -57,5 +57,5 @@ def build_epochs(
         all_starts.append(starts[1:] + offset)
         offset += len(order)
         epoch += 1
-        if num_packs is None or sum(map(len, all_starts)) - 1 >= num_packs:
+        if num_packs is None or epoch * int(lengths.sum()) >= num_packs * context_length:
             return np.concatenate(orders), np.concatenate(all_starts)

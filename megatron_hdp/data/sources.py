@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset, MockGPTDataset
 from numpy.typing import NDArray
 
+from megatron_hdp.data.blend_order import order_by_tokens
 from megatron_hdp.data.corpus import fingerprint
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.pack_dataset import DocumentPackDataset
@@ -53,6 +54,21 @@ class PackSource(ABC):
     def document(self, pack: int, position: int) -> int:
         """The index, in its IndexedDataset, of the document that the sequence begins in."""
 
+    def state(self, pack: int) -> dict[str, Any] | None:
+        """What `restore` needs to go on at a pack without walking there; None: nothing."""
+        return None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on where another run's `state` was taken.
+
+        Raises:
+            CorpusError: that run had other data.
+        """
+        raise CorpusError(f"{type(self).__name__} keeps no state")
+
+    def close(self) -> None:  # noqa: B027 - most sources have nothing to end
+        """Ends what works for the source. Idempotent."""
+
     def read_sequence(self, sequence_id: int, start: int, stop: int) -> Piece:
         return self.read(*divmod(sequence_id, SEQUENCES_PER_PACK), start, stop)
 
@@ -68,23 +84,23 @@ class DocumentSource(PackSource):
         return len(self._dataset)
 
     def lengths(self, pack: int) -> NDArray[np.int64]:
-        start, stop = self._dataset.sample_index[pack : pack + 2]
-        documents = self._dataset.document_index[start:stop]
-        return np.asarray(self._dataset.dataset.sequence_lengths[documents], np.int64)
+        return self._dataset.sequence_lengths(*self._dataset.sample_index[pack : pack + 2])
 
     def document(self, pack: int, position: int) -> int:
-        return int(self._dataset.document_index[self._dataset.sample_index[pack] + position])
+        return int(self._dataset.document_index[0, self._dataset.sample_index[pack] + position])
 
     def read(self, pack: int, position: int, start: int, stop: int) -> Piece:
-        document = self.document(pack, position)
+        at = self._dataset.sample_index[pack] + position
+        document, first = map(int, self._dataset.document_index[:, at])
         corpus = self._dataset.dataset
-        length = int(corpus.sequence_lengths[document])
-        last = min(stop + 1, length)
-        text = corpus.get(document, offset=start, length=last - start).astype(np.int64)
+        begin, length = first + start, int(corpus.sequence_lengths[document])
+        # Behind a cut the document goes on, so its last token has a target there.
+        last = min(first + stop + 1, length)
+        text = corpus.get(document, offset=begin, length=last - begin).astype(np.int64)
         labels = np.zeros(stop - start, np.int64)
-        labels[: last - start - 1] = text[1:]
+        labels[: last - begin - 1] = text[1:]
         loss_mask = np.ones(stop - start, np.float32)
-        loss_mask[last - start - 1 :] = 0.0
+        loss_mask[last - begin - 1 :] = 0.0
         tokens = text[: stop - start]
         return _masked(self._dataset, tokens, labels, loss_mask)
 
@@ -160,20 +176,29 @@ class SampleSource(PackSource):
 
 
 class BlendSource(PackSource):
-    """A BlendedDataset: pack k is pack `dataset_sample_index[k]` of its `dataset_index[k]`."""
+    """A BlendedDataset. Of samples pack k is the one that its index says, as in Megatron; packs of
+    documents are ordered anew, so that the weights hold in tokens (`blend_order.order_by_tokens`).
+    """
 
     def __init__(self, dataset: BlendedDataset) -> None:
-        self._dataset = dataset
+        self._length = len(dataset)
         self._sources = [source_of(part) for part in dataset.datasets]
+        self._part, self._index = dataset.dataset_index, dataset.dataset_sample_index
+        parts = dataset.datasets
+        # Whole numbers are how many samples to take of each, not shares.
+        shares = isinstance(dataset.weights[0], float)
+        if shares and all(isinstance(part, DocumentPackDataset) for part in parts):
+            tokens = [part.pack_tokens() for part in parts]
+            weights = np.asarray(dataset.weights, np.float64)
+            self._part, self._index = order_by_tokens(tokens, weights, self._length)
         joined = "".join(source.fingerprint for source in self._sources)
         self.fingerprint = hashlib.blake2b(joined.encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return self._length
 
     def _locate(self, pack: int) -> tuple[PackSource, int]:
-        source = self._sources[int(self._dataset.dataset_index[pack])]
-        return source, int(self._dataset.dataset_sample_index[pack])
+        return self._sources[int(self._part[pack])], int(self._index[pack])
 
     def lengths(self, pack: int) -> NDArray[np.int64]:
         source, index = self._locate(pack)

@@ -102,7 +102,7 @@ class PlanAhead:
     def _start(self) -> None:
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-        with _signals_blocked():  # the process inherits that, and keeps it
+        with signals_blocked():  # the process inherits that, and keeps it
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "megatron_hdp.planning.worker"],
                 stdin=subprocess.PIPE,
@@ -119,7 +119,7 @@ class PlanAhead:
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Requests to end come to whole jobs, and a rank still needs plans to end in good order."""
     requests = {getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, requests)

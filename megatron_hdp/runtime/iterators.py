@@ -29,6 +29,7 @@ from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.settings import shared_settings
 from megatron_hdp.runtime.sharding import MicroBatchLayout
 from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
+from megatron_hdp.runtime.text import restore_data_state, text_provider
 from megatron_hdp.runtime.validation import ArgumentRefused, check_capacity
 
 Provider = Callable[..., Any]
@@ -48,6 +49,7 @@ def build_hdp_iterators(
     _check_longest(args, session)
     _announce(session, args)
     args.dataloader_type = "external"
+    provider = text_provider(provider, session.options, args)
     return build(_iterator_provider(provider, session, args))
 
 
@@ -147,6 +149,8 @@ def _stream(
             f"size {packs_per_step}: keep --global-batch-size as it was in the checkpoint."
         )
     source = source_of(dataset)
+    if name == "train":
+        restore_data_state(source, consumed, args)
     requests = StepRequests(source, packs_per_step, name)
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     return HdpDataIterator(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from megatron_hdp import cpu
 from megatron_hdp.cpu.arguments import set_cpu_defaults
+from megatron_hdp.data.long_documents import LONG_DOCUMENTS
 from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE
 from megatron_hdp.runtime.help_text import repair_help
 
@@ -45,6 +46,12 @@ class HdpOptions:
     """A share that every micro-batch offloads, instead of planned ones; None: as planned."""
     host_memory: float = 128.0
     """GiB of host memory per rank for offloaded activations."""
+    long_documents: str = "fail"
+    """What becomes of documents longer than --seq-length: fail, cut or drop."""
+    malformed_records: str = "fail"
+    """What becomes of malformed records of text: fail or skip."""
+    text_key: str = "text"
+    """The field of a record that holds a document's text."""
     timeout_minutes: float = 10.0
     """How long a rank waits for another one in a ring or in the plan comparison."""
     trace: str | None = None
@@ -137,6 +144,7 @@ def add_hdp_arguments(
         default=default.host_memory,
         help="GiB of host memory per rank for offloaded activations; past it they stay.",
     )
+    _add_data_arguments(group, default)
     group.add_argument(
         "--hdp-timeout-minutes",
         type=float,
@@ -151,6 +159,26 @@ def add_hdp_arguments(
     if cpu.is_installed():
         set_cpu_defaults(parser)
     return parser
+
+
+def _add_data_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> None:
+    group.add_argument(
+        "--hdp-long-documents",
+        choices=LONG_DOCUMENTS,
+        default=default.long_documents,
+        help="What becomes of documents longer than seq-length; cut loses no token.",
+    )
+    group.add_argument(
+        "--hdp-malformed-records",
+        choices=("fail", "skip"),
+        default=default.malformed_records,
+        help="What becomes of malformed records of .jsonl, .parquet and the like.",
+    )
+    group.add_argument(
+        "--hdp-text-key",
+        default=default.text_key,
+        help="The field of such a record that holds a document's text.",
+    )
 
 
 def _add_loss_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -163,9 +163,14 @@ class HdpDataIterator:
             )
         return dict(running.batch)
 
+    def save_state(self) -> dict[str, Any] | None:
+        """What the source needs to go on at the next step (Megatron's external loaders' method)."""
+        return self._source.state(self._next_step * self.config.packs_per_step)
+
     def close(self) -> None:
-        """Ends the planning process. Idempotent."""
+        """Ends the planning process and the source's. Idempotent."""
         self._planner.close()
+        self._source.close()
 
     def _submit(self, step: int) -> Preparation[PreparedStep]:
         return Preparation(f"step {step} of {self.config.name}", lambda p: self._prepare(step, p))

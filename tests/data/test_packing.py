@@ -103,3 +103,49 @@ def test_blends_keep_their_weights(build, corpus):  # noqa: F811
     assert share == pytest.approx(0.75, abs=0.02)
     assert source.lengths(5).sum() <= 256
     assert len(source.read(5, 0, 0, 1).tokens) == 1
+
+
+def test_long_documents_are_cut_or_dropped(build, corpus):  # noqa: F811
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    from megatron_hdp.data.errors import CorpusError
+    from megatron_hdp.data.pack_dataset import DocumentPackDataset, PackDatasetConfig
+    from megatron_hdp.data.sources import source_of
+
+    def source(policy):
+        more = {"config_class": PackDatasetConfig, "hdp_long_documents": policy}
+        return source_of(build(DocumentPackDataset, sequence_length=100, num_samples=None, **more))
+
+    with pytest.raises(CorpusError, match=r"--seq-length 100 is shorter than .* cut or drop"):
+        source("fail")
+    tokens = IndexedDataset(corpus)
+    cut, dropped = source("cut"), source("drop")
+    parts, targets = {}, 0
+    for pack in range(len(cut)):
+        for position, length in enumerate(cut.lengths(pack)):
+            piece = cut.read(pack, position, 0, int(length))
+            targets += piece.loss_mask.sum()
+            parts.setdefault(cut.document(pack, position), []).append(piece.tokens)
+    for document, pieces in parts.items():
+        whole = tokens.get(document)
+        assert sum(map(len, pieces)) == len(whole)
+        assert sorted(map(len, pieces), reverse=True)[:-1] == [100] * (len(pieces) - 1)
+        assert np.array_equal(np.sort(np.concatenate(pieces)), np.sort(whole))
+    # Only a document's last token has no target: those at a cut have the one behind it.
+    assert targets == sum(len(tokens.get(document)) - 1 for document in parts)
+    short = [d for d in parts if len(tokens.get(d)) <= 100]
+    assert sum(len(dropped.lengths(pack)) for pack in range(len(dropped))) == len(short)
+
+
+def test_a_blend_of_corpora_keeps_its_weights_in_tokens(build, corpus, dust):  # noqa: F811
+    from megatron_hdp.data.pack_dataset import DocumentPackDataset
+    from megatron_hdp.data.sources import source_of
+
+    # Long documents leave room in their packs; those of 1 to 3 tokens do not.
+    source = source_of(build(DocumentPackDataset, prefixes=(corpus, dust), weights=[0.6, 0.4]))
+    tokens = [0, 0]
+    for pack in range(len(source)):
+        lengths = source.lengths(pack)
+        tokens[int(lengths.max() <= 3)] += int(lengths.sum())
+    assert len(source) == 200
+    assert abs(tokens[0] / sum(tokens) - 0.6) < 0.005

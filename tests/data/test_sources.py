@@ -21,9 +21,9 @@ def build(corpus, tmp_path):
         unique_identifiers = {"class": "test"}  # noqa: RUF012
 
     def run(dataset_class, num_samples=(200, 4, 4), prefixes=(corpus,), weights=None, **more):
-        config = GPTDatasetConfig(
+        config = more.pop("config_class", GPTDatasetConfig)(
             random_seed=7,
-            sequence_length=256,
+            sequence_length=more.pop("sequence_length", 256),
             blend=(list(prefixes), weights),
             split="90,5,5",
             path_to_cache=str(tmp_path),
@@ -35,7 +35,7 @@ def build(corpus, tmp_path):
             **more,
         )
         builder = BlendedMegatronDatasetBuilder(
-            dataset_class, list(num_samples), lambda: True, config
+            dataset_class, list(num_samples or (None, None, None)), lambda: True, config
         )
         return builder.build()[0]
 
