@@ -135,7 +135,9 @@ def _label(place: tuple[int, int], rows: dict[tuple[int, int], int]) -> str:
     return f"rank {place[0]} stage {place[1]}" if staged else f"rank {place[0]}"
 
 
-def draw(timelines: Sequence[Timeline], path: str, note: str = "") -> None:
+def draw(
+    timelines: Sequence[Timeline], path: str, note: str = "", dots_per_inch: int = 110
+) -> None:
     """Writes a PNG: one panel per run, on one time axis; white is waiting."""
     import matplotlib
 
@@ -158,7 +160,7 @@ def draw(timelines: Sequence[Timeline], path: str, note: str = "") -> None:
     handles += [Patch(color="grey", label="forward"), Patch(color="grey", alpha=0.55,
                 label="backward")]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)))
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=dots_per_inch)
     pyplot.close(figure)
 
 

@@ -52,6 +52,11 @@ class ModelShape:
         return 3 * self.hidden * self.ffn_hidden
 
     @property
+    def layer_parameters(self) -> int:
+        """Of one layer that a token passes: attention and the top-k experts, or the MLP."""
+        return self.attention_parameters + self.top_k * self.expert_parameters
+
+    @property
     def parameters(self) -> float:
         """Of the whole model, embedding and output layer apart from each other."""
         layer = self.attention_parameters + self.experts * self.expert_parameters
@@ -67,7 +72,7 @@ class ModelShape:
         """
         width = self.heads * self.head_dim
         output = self.vocabulary * self.hidden / self.layers
-        active = self.attention_parameters + self.top_k * self.expert_parameters + output
+        active = self.layer_parameters + output
         attention = 2 * width * (1 + _BACKWARD_OF_ATTENTION)
         return CostModel(
             name=f"{self.name} on {cluster.name}",

@@ -13,7 +13,6 @@ from megatron_hdp.simulation import Cluster, ModelShape
 from megatron_hdp.simulation.experiment import Setting, make_setting
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "paper"
-PICTURES = Path(__file__).resolve().parents[3] / "out" / "paper"
 GPUS = {"llama-7b": 1024, "llama-13b": 2048, "llama-30b": 4096, "llama-70b": 8192,
         "mistral-8x7b": 8192, "mistral-8x22b": 12288}  # fmt: skip
 CLUSTER = "bytescale-inferred"
@@ -21,14 +20,25 @@ CAPACITY = 8192
 TOKENS = 2**25
 
 
-def setting(model: str, context: int, gpus: int | None = None, **changes: Any) -> Setting:
-    """A model of Table 1 on the paper's number of GPUs; `changes` are to the cluster."""
+def setting(
+    model: str,
+    context: int,
+    gpus: int | None = None,
+    mesh: tuple[int, int] | None = None,
+    **changes: Any,
+) -> Setting:
+    """A model of Table 1 on the paper's number of GPUs.
+
+    Args:
+        mesh: (TP, PP) in place of the assumed ones; changes: to the cluster.
+    """
     shape, cluster = ModelShape.load(model), replace(Cluster.load(CLUSTER), **changes)
+    tensor, pipeline = mesh or (shape.tensor_parallel, shape.pipeline_parallel)
     return make_setting(
-        shape.cost_model(cluster, shape.tensor_parallel),
+        shape.cost_model(cluster, tensor),
         cluster,
         gpus=gpus or GPUS[model],
-        pipeline_depth=shape.pipeline_parallel,
+        pipeline_depth=pipeline,
         context=context,
         capacity=CAPACITY,
         parameters=shape.parameters,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 from common import write
+from pictures import bars, panels, save
 
 from megatron_hdp.planning.distributions import draw
 
@@ -28,8 +29,29 @@ def main() -> None:
         ("GitHub: tokens in sequences over 128K", 0.162, of_tokens(github, 128 * K)),
         ("GitHub: tokens in sequences over 256K", 0.098, of_tokens(github, 256 * K)),
     ]
+    _draw(byted, github)
     write("fig04", {"rows": [dict(zip(("statement", "paper", "ours"), r, strict=True))
                              for r in rows]})  # fmt: skip
+
+
+def _draw(byted: np.ndarray, github: np.ndarray) -> None:
+    """Shares of samples and of tokens by length, in the paper's bins."""
+    edges = np.array([0, *(K * 2**i for i in range(2, 12)), 2**62])
+    names = ["<4K", *(f"{2**i}K" for i in range(2, 10)), "1M", "2M"]
+    figure, axes = panels(1, 2, 9, 2.8)
+    for axis, title, weigh in (
+        (axes[0, 0], "samples (%)", False),
+        (axes[0, 1], "tokens (%)", True),
+    ):
+        series = {}
+        for name, lengths in (("GitHub", github), ("Byted", byted)):
+            weights = lengths if weigh else None
+            held, _ = np.histogram(lengths, edges, weights=weights)
+            series[name] = (100 * held / held.sum()).round(2).tolist()
+        bars(axis, names, series)
+        axis.set_ylabel(title)
+        axis.legend(fontsize=7)
+    save(figure, "paper-fig04")
 
 
 if __name__ == "__main__":

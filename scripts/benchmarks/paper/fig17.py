@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from common import GPUS, TOKENS, setting, write
+from pictures import bars, panels, save
 from rich.progress import track
 
 from megatron_hdp.planning import PlanError
@@ -20,7 +22,7 @@ PAPER_2M_GITHUB = {"llama-7b": 7.89, "llama-13b": 6.88, "llama-30b": 6.21, "llam
 def main() -> None:
     """Every cell; strategies of a cell plan the same steps."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=4)
     steps = parser.parse_args().steps
     cells = [(m, d, c) for m in GPUS for d in ("github", "byted") for c in CONTEXTS]
     rows = []
@@ -46,6 +48,26 @@ def main() -> None:
             row["paper_balance"] = PAPER_2M_GITHUB[model]
         rows.append(row)
         write("fig17", {"steps": steps, "rows": rows})
+    _draw(rows)
+
+
+def _draw(rows: list[dict[str, Any]]) -> None:
+    """Six models by two data sets, as the paper has them; its placed labels are grey."""
+    figure, axes = panels(6, 2, 10, 12)
+    for line, model in enumerate(GPUS):
+        for column, data in enumerate(("github", "byted")):
+            mine = [row for row in rows if (row["model"], row["data"]) == (model, data)]
+            axis = axes[line, column]
+            groups = [f"{row['context'] // 1024}K" for row in mine]
+            bars(axis, groups, {
+                "paper, balanced": [row.get("paper_balance") for row in mine],
+                **{name: [row[key] for row in mine] for name, key in
+                   (("naive", "naive"), ("balanced", "balance"), ("auto", "auto"))},
+            })  # fmt: skip
+            axis.set_title(f"{model}, {data}", fontsize=8)
+            axis.set_ylabel("speedup", fontsize=7)
+    axes[0, 0].legend(fontsize=7)
+    save(figure, "paper-fig17")
 
 
 if __name__ == "__main__":

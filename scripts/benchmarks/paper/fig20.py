@@ -1,14 +1,14 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""Fig. 18 and 20: the case study's rank times and the ablation (7B, 2M, Byted, 1,024 GPUs)."""
+"""Fig. 20: the ablation (7B, 2M, Byted, 1,024 GPUs), and what moves it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from common import PICTURES, TOKENS, setting, write
+from common import TOKENS, setting, write
+from pictures import bars, panels, save
 
-from megatron_hdp.observability.timeline import draw, of_simulation
 from megatron_hdp.simulation.batches import draw_steps
 from megatron_hdp.simulation.experiment import Run, ablation, ablation_strategies, run_strategy
 
@@ -51,11 +51,13 @@ def main() -> None:
         }
         for name, run in runs.items()
     }  # fmt: skip
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    draw(
-        [of_simulation(f"{n} (simulated)", runs[n].plans[0], runs[n].simulations[0], 32)
-         for n in ("static", "naive", "auto")], str(PICTURES / "fig18.png"), "(simulated)",
-    )  # fmt: skip
+    figure, axes = panels(1, 1, 6, 2.8)
+    ours = variants["as inferred"]
+    bars(axes[0, 0], list(ours), {"paper": [PAPER.get(key) for key in ours],
+                                  "ours": list(ours.values())})  # fmt: skip
+    axes[0, 0].set_ylabel("speedup over static")
+    axes[0, 0].legend(fontsize=7)
+    save(figure, "paper-fig20")
     write("fig20", {"steps": STEPS, "paper": PAPER, "ablation": variants,
                     "loader_without_ring_waits": round(float(base / np.mean(busy)), 2),
                     "case_study": rows})  # fmt: skip

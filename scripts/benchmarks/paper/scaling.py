@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from common import CAPACITY, setting, write
+from pictures import panels, save
 
 from megatron_hdp.simulation.batches import draw_steps
 from megatron_hdp.simulation.experiment import run_strategy
@@ -31,6 +32,16 @@ def main() -> None:
             }
         )  # fmt: skip
     write("scaling", {"rows": rows})
+    figure, axes = panels(1, 1, 5, 2.6)
+    sizes = [row["gpus"] for row in rows]
+    for key, label in (("step_s", "step"), ("planner_cpu_s", "planner, CPU"),
+                       ("simulator_cpu_s", "simulator, CPU")):  # fmt: skip
+        axes[0, 0].loglog(sizes, [row[key] for row in rows], marker="o", label=label)
+    axes[0, 0].set_xticks(sizes, [str(count) for count in sizes])
+    axes[0, 0].set_xlabel("GPUs")
+    axes[0, 0].set_ylabel("seconds")
+    axes[0, 0].legend(fontsize=7)
+    save(figure, "paper-scaling")
 
 
 if __name__ == "__main__":
