@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from megatron_hdp.runtime.profiling.reference import reference_s
+
 
 class Clock:
     """CPU seconds of this process, or seconds of the device.
@@ -20,6 +22,9 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.reference_s = self._reference()
+        """What the reference work took at first; every later time is brought to that speed."""
+        self._last = self.reference_s
 
     @property
     def unit(self) -> str:
@@ -33,7 +38,10 @@ class Clock:
         return time.process_time()
 
     def seconds(self, work: Callable[[], object], repeats: int) -> float:
-        """The median of `repeats` runs, each begun by all ranks together; mean over the ranks."""
+        """The median of `repeats` runs, each begun by all ranks together; mean over the ranks.
+
+        On a CPU, at the speed that the machine had when the clock was made.
+        """
         work()  # compiles, connects, fills caches
         taken = []
         for _ in range(repeats):
@@ -41,16 +49,18 @@ class Clock:
             begun = self.now()
             work()
             taken.append(self.now() - begun)
-        return self.mean(statistics.median(taken))
+        seconds = self.mean(statistics.median(taken))
+        if self.device.type == "cuda":
+            return seconds
+        before, self._last = self._last, self._reference()
+        return seconds * 2 * self.reference_s / (before + self._last)
+
+    def _reference(self) -> float:
+        """Mean over the ranks; of no use on a device of one's own."""
+        return self.mean(reference_s()) if self.device.type == "cpu" else 0.0
 
     def mean(self, value: float) -> float:
         """Over all ranks."""
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return total.item() / dist.get_world_size()
-
-    def largest(self, value: float) -> float:
-        """Over all ranks."""
-        found = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return found.item()

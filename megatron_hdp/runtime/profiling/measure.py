@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import platform
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from megatron_hdp.runtime.profiling.clock import Clock
 from megatron_hdp.runtime.profiling.launch_line import ProbeLine
 from megatron_hdp.runtime.profiling.links import host_copies, links
 from megatron_hdp.runtime.profiling.probe import Probe
-from megatron_hdp.runtime.profiling.reference import reference_s
 from megatron_hdp.runtime.profiling.saved import by_setting
 from megatron_hdp.runtime.profiling.times import (
     lengths_to_measure,
@@ -47,10 +45,7 @@ def measure(line: ProbeLine, repeats: int, longest: int | None, advance: Advance
     lengths = lengths_to_measure(line.capacity, longest)
     work = [length**1.5 for length in lengths]
     times: list[dict[str, float]] = []
-    references: list[float] = []
     for index, length in enumerate(lengths):
-        if probe.device.type == "cpu":
-            references.append(clock.mean(reference_s()))
         advance(f"layers at {length} tokens", 0.05 + 0.55 * sum(work[:index]) / sum(work))
         times.append(measure_length(probe, clock, length, repeats)._asdict())
     advance("packs and rings", 0.6)
@@ -75,7 +70,7 @@ def measure(line: ProbeLine, repeats: int, longest: int | None, advance: Advance
         "local_ranks": int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
         "probe_layers": probe.num_layers,
         "times": times,
-        "reference_s": statistics.median(references) if references else None,
+        "reference_s": clock.reference_s,
         "micro_batches": micro_batches,
         "links": {name: link.as_dict() for name, link in found_links.items()},
         "host_copies": copies,

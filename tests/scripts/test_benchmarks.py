@@ -1,0 +1,70 @@
+# Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+"""The parts of the benchmark scripts that could be wrong without anyone noticing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_hdp.simulation import Job, simulate
+from megatron_hdp.simulation.batches import draw_steps
+from tests.simulation.helpers import COST, cluster, plan_of
+
+BENCHMARKS = Path(__file__).parents[2] / "scripts" / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    def load(name: str):
+        for folder in (BENCHMARKS, BENCHMARKS / "paper"):
+            monkeypatch.syspath_prepend(str(folder))
+        return importlib.import_module(name)
+
+    yield load
+    for name in ("simulator_check", "rivals", "common", "pictures"):
+        sys.modules.pop(name, None)
+
+
+def test_order_of_events_counts_pairs_across_ranks(script):
+    check = script("simulator_check")
+    plan = plan_of(2, local=[(0, 0, 1000), (0, 1, 1000), (1, 0, 3000)])
+    found = simulate(plan, Job(COST), cluster())
+    starts = found.forward[0][0]
+    same = [{"forwards": [(t, t + 1) for t in row[~np.isnan(row)]]} for row in starts]
+    # rank 0's second forward against rank 1's first; those that start together are no pair
+    assert check.order(found, same) == (1, 1)
+    late = [same[0], {"forwards": [(99.0, 100.0)]}]
+    assert check.order(found, late) == (0, 1)
+
+
+def test_a_slower_machine_takes_longer_for_everything(script):
+    check = script("simulator_check")
+    profiled = check.Profiled(COST, 1.0, 0.1, 0.0, reference_s=0.01)
+    slower = profiled.at_speed(0.015)
+    plan = plan_of(2, [((0, 1), 0, 2000)], [(0, 1, 500)])
+    found, wanted = (
+        simulate(plan, Job(p.cost), cluster(p.cost)).step_s for p in (slower, profiled)
+    )
+    assert found == pytest.approx(1.5 * wanted)
+    assert slower.sync_s == 1.5
+
+
+def test_rivals_run_the_same_tokens(script, megatron_on_cpu):
+    rivals = script("rivals")
+    place = rivals.setting("llama-7b", 2**16, 32)
+    request = draw_steps("github", 2**16, 8, 1, 3)[0]
+    packed = rivals.by_length(request, 2**16)
+    assert sorted(packed.ids.tolist()) == sorted(request.ids.tolist())
+    held = np.add.reduceat(packed.lengths, packed.packs[:-1])
+    assert held.max() <= 2**16
+    assert held.sum() == request.lengths.sum()
+    plan = rivals.longest_first(place.planner("naive", request), request)
+    assert plan.num_tokens == request.lengths.sum()
+    seconds, spent = rivals.megatron(place, request)
+    work = float(place.cost.local_s(request.lengths).sum()) / place.num_ranks
+    assert seconds > work
+    assert spent > 0
