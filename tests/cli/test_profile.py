@@ -44,7 +44,7 @@ def test_measures_fits_and_is_taken_by_the_planner(tmp_path, capsys):
     assert [row["length"] for row in times] == [16, 32, 64, 128, 256, 512]
     assert times[-1]["model_s"] > 2 * times[0]["model_s"]
     assert measured["ranks"] == 2
-    assert [row["ring"] for row in measured["micro_batches"]] == [1, 1, 2, 2, 2]
+    assert [row["ring"] for row in measured["micro_batches"]] == [1, 1, 2, 2, 2, 2, 2]
     assert measured["versions"]["megatron-core"].startswith("0.19")
     model = CostModel.load(str(path))
     assert (model.layers, measured["probe_layers"]) == (5, 2)

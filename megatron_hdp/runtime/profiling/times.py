@@ -64,11 +64,13 @@ def measure_micro_batch(
 def micro_batches_to_measure(lengths: list[int], ranks: int) -> list[tuple[list[int], int]]:
     """(sequences, ring): what planners make of short and of long sequences.
 
-    Short ones are packed to the capacity; long ones fill a ring of all ranks, and a short ring
-    shows what a hop costs by itself.
+    Short ones are packed to the capacity, on one rank, and, as a static mesh has them, on a ring of
+    all; long ones fill such a ring, and a short ring shows what a hop costs by itself.
     """
     top = lengths[-1]
-    packs = [([top // count] * count, 1) for count in (4, 16) if top >= count]
+    sizes = [1] if ranks == 1 else [1, ranks]
+    packs = [([top * size // count] * count, size) for size in sizes for count in (4, 16)
+             if top >= count]  # fmt: skip
     if ranks == 1:
         return packs
     members = sorted({lengths[0], lengths[len(lengths) // 2], top})
