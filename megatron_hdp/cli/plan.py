@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from megatron_hdp.cli import plan_memory
+from megatron_hdp.cli.plan_memory import LossReport
 from megatron_hdp.cli.plan_report import StepReport, report_steps
 from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.planning.distributions import draw, names
-from megatron_hdp.planning.loss_memory import MODES, LossMemory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mesh.add_argument("--equal-slots", action="store_true", help="as expert parallelism needs")
     mesh.add_argument("--offload", action="store_true", help="activations may go to the host")
     mesh.add_argument("--host-memory", type=float, default=200.0, help="GB per rank for offload")
-    loss = parser.add_argument_group("loss")
-    loss.add_argument("--vocabulary", type=int, help="entries: reports the memory of each loss")
-    loss.add_argument("--hidden-size", type=int, default=4096)
+    plan_memory.add_arguments(parser)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--strategy", choices=[*STRATEGIES], default="auto")
     plan.add_argument("--compare", action="store_true", help="all strategies side by side")
@@ -61,12 +60,14 @@ def run(args: argparse.Namespace) -> int:
             value = getattr(args, name)
             if value is not None and value < 1:
                 raise PlanError(f"--{name} {getattr(args, name)}: give at least 1")
+        plan_memory.check_arguments(args)
         lengths = _lengths(args)
+        loss = _loss(args, lengths)
         requested = [*STRATEGIES] if args.compare else [args.strategy]
         reports = {}
         for name in requested:
             try:
-                reports[name] = report_steps(_config(args, name, lengths), lengths, args)
+                reports[name] = report_steps(_config(args, name, lengths, loss), lengths, args)
             except PlanError as error:
                 if not args.compare:
                     raise
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     except (PlanError, OSError, ValueError) as error:
         console.print(f"megatron_hdp: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
-    _print(args, reports)
+    _print(args, reports, loss)
     return 0
 
 
@@ -136,7 +137,15 @@ def _corpus(prefix: str) -> NDArray[np.int64]:
     return corpus_lengths(prefix).astype(np.int64)
 
 
-def _config(args: argparse.Namespace, strategy: str, lengths: NDArray[np.int64]) -> PlannerConfig:
+def _loss(args: argparse.Namespace, lengths: NDArray[np.int64]) -> LossReport | None:
+    if args.vocabulary is None:
+        return None
+    return LossReport(args, _config(args, args.strategy, lengths, None))
+
+
+def _config(
+    args: argparse.Namespace, strategy: str, lengths: NDArray[np.int64], loss: LossReport | None
+) -> PlannerConfig:
     context = args.seq_length or int(lengths.max())
     need = -(-context // args.capacity)
     fitting = [size for size in range(1, args.ranks + 1) if args.ranks % size == 0 and size >= need]
@@ -149,19 +158,15 @@ def _config(args: argparse.Namespace, strategy: str, lengths: NDArray[np.int64])
         tensor_parallel=args.tensor,
         equal_slots=args.equal_slots,
         cost_model=args.profile,
+        loss_share=loss.share if loss and args.offload else 0.0,
         offload=args.offload,
         host_memory=args.host_memory * 1e9,
     )
 
 
-def _loss_bytes(args: argparse.Namespace, steps: list[StepReport]) -> dict[str, float]:
-    """Of a bf16 model's last stage at the fullest micro-batch, by --hdp-cross-entropy's modes."""
-    memory = LossMemory(args.vocabulary, args.hidden_size, args.tensor)
-    tokens = max(int(step.plan.micro_batch_tokens.max()) for step in steps)
-    return {mode: memory.peak(mode, tokens) for mode in MODES}
-
-
-def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> None:
+def _print(
+    args: argparse.Namespace, reports: dict[str, list[StepReport]], loss: LossReport | None
+) -> None:
     if args.json:
         found: list[dict[str, Any]] = [
             {
@@ -169,7 +174,7 @@ def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> No
                 "ranks": args.ranks,
                 "capacity": args.capacity,
                 "steps": [step.as_dict() for step in steps],
-                **({"loss_bytes": _loss_bytes(args, steps)} if args.vocabulary else {}),
+                **(loss.as_dict(steps) if loss else {}),
             }
             for name, steps in reports.items()
         ]
@@ -185,6 +190,7 @@ def _print(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> No
             table.add_row(name, *step.as_row())
     screen = Console()
     (screen if screen.width >= 120 else Console(width=120)).print(table)
-    for name, steps in reports.items() if args.vocabulary else ():
-        modes = ", ".join(f"{m} {b / 1e9:.2f} GB" for m, b in _loss_bytes(args, steps).items())
-        screen.print(f"{name}: loss on the last stage: {modes}", highlight=False)
+    if loss is None:
+        return
+    for name, steps in reports.items():
+        screen.print(f"{name}: {loss.as_text(steps, args.capacity)}", highlight=False)

@@ -17,7 +17,6 @@ from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.planning.degrees import layers_per_rank
 from megatron_hdp.planning.replay import Replay, replay
-from megatron_hdp.planning.values import resident_fraction
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _report(config: PlannerConfig, request: StepRequest) -> StepReport:
         planner_cpu_ms=planner_cpu_ms,
         ring_bytes=_ring_bytes(plan, cost),
         static_ring_bytes=float(lengths.sum()) * static_hops * _bytes_per_hop(cost),
-        memory_peak_tokens=_peak(plan),
+        memory_peak_tokens=int(plan.resident_tokens(depth).max()),
         offloaded_bytes=_offloaded(plan, config, cost),
     )
 
@@ -139,13 +138,6 @@ def _ring_bytes(plan: Plan, cost: CostModel) -> float:
     ring = plan.ring_of >= 0
     hops = plan.ring_sizes[plan.ring_of[ring]] - 1
     return float((plan.lengths[ring] * hops).sum()) * _bytes_per_hop(cost)
-
-
-def _peak(plan: Plan) -> int:
-    tokens = plan.micro_batch_tokens.astype(np.float64)
-    if len(plan.offload_ratios):
-        tokens = tokens * resident_fraction(plan.offload_ratios, plan.num_layers)
-    return int(tokens.max())
 
 
 def _offloaded(plan: Plan, config: PlannerConfig, cost: CostModel) -> float:

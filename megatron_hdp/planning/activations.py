@@ -57,6 +57,14 @@ def saved_bytes(shape: ModelShape) -> float:
     return -(-layers // count) * checkpoint_bytes(shape) / layers
 
 
+def recomputed_bytes(shape: ModelShape) -> float:
+    """Bytes per token that full recompute brings back at a time: a stretch of layers; else 0."""
+    if FULL not in shape.recompute:
+        return 0.0
+    layers = 1 if shape.recompute_method == "block" else shape.recompute_num_layers
+    return layer_bytes(shape) * min(layers, shape.num_layers)
+
+
 def checkpoint_bytes(shape: ModelShape) -> float:
     """Bytes per token of a fully recomputed stretch of layers: its input."""
     return _hidden(shape)

@@ -33,6 +33,9 @@ class PlannerConfig:
     activation_bytes: float = 0.0
     """Saved per token and layer over all TP ranks (`activations.saved_bytes`); 0: the cost
     model's."""
+    loss_share: float = 0.0
+    """Bytes of a token's loss over those that a stage's layers save of it; offload moves none of
+    the former (`loss_memory`)."""
     offload: bool = False
     """Whether activations may go to the host (ByteScale, section 5.2)."""
     offload_ratio: float | None = None

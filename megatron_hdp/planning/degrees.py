@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hdp.planning.config import PlannerConfig
-from megatron_hdp.planning.values import Plan, PlanError
+from megatron_hdp.planning.values import Plan, PlanError, resident_fraction, resident_share
 
 
 class Degree(NamedTuple):
@@ -26,7 +27,7 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
     Per layer, T(s) is the forward time and Act(s) the saved bytes; D falls with r, so the largest
     hidden r = min(1, T(s) B / Act(s)) is best, unless it saves less than one rank's capacity, which
     is the paper's lower bound on r: then r = 0. Both T and Act are divided by D when sharded, so
-    hiding does not depend on D.
+    hiding does not depend on D. The loss, which the paper leaves out, stays on the device.
     """
     plain = Degree(-(-length // config.capacity), 0.0)
     layers = layers_per_rank(config)
@@ -36,10 +37,12 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
     forward = cost.forward_share * (cost.attention_s * length + cost.linear_s) * length
     activations = activation_bytes(config) * length
     ratio = min(1.0, forward * cost.host_copy_bytes_s / activations)
-    if ratio < min(1.0, layers * config.capacity / ((layers - 2) * length)):
+    saved = (1 - _resident(ratio, config)) * length
+    if saved < min(config.capacity, (1 - _resident(1.0, config)) * length):
         return plain
-    resident = (2 + (1 - ratio) * (layers - 2)) * length
-    ranks = math.ceil(resident / (layers * config.capacity))
+    ranks = math.ceil(_resident(ratio, config) * length / config.capacity)
+    if ranks >= plain.ranks:
+        return plain
     if math.isinf(config.offload_limit_s):
         return Degree(ranks, ratio)
     return _in_time(length, Degree(ranks, ratio), plain.ranks, config)
@@ -54,10 +57,27 @@ def _in_time(length: int, degree: Degree, most: int, config: PlannerConfig) -> D
     seconds = config.cost().sequence_s(np.full(len(sizes), length), sizes)
     fitting = sizes[seconds <= config.offload_limit_s]
     ranks = int(fitting[0]) if len(fitting) else most
-    layers = layers_per_rank(config)
     shard = math.ceil(length / ranks) + 1  # a member can hold a token more than the mean
-    needed = (1 - config.capacity / shard) * layers / (layers - 2)
-    return Degree(ranks, min(degree.ratio, max(0.0, needed)))
+    needed = float(_needed_ratios(np.array([shard], np.float64), config)[0])
+    return Degree(ranks, min(degree.ratio, needed))
+
+
+def _resident(ratio: float, config: PlannerConfig) -> float:
+    """Share of its bytes that a sequence keeps on the device at an offload ratio."""
+    layers = resident_fraction(np.array(ratio), layers_per_rank(config))
+    return float(resident_share(layers, config.loss_share, config.pipeline_depth))
+
+
+def _needed_ratios(tokens: NDArray[np.float64], config: PlannerConfig) -> NDArray[np.float64]:
+    """Smallest ratios that bring tokens to the capacity: `resident_share`, solved for r.
+
+    Above 1 where the loss and the two resident layers alone are too much.
+    """
+    layers, share = layers_per_rank(config), config.capacity / np.maximum(tokens, config.capacity)
+    loss, depth = config.loss_share, config.pipeline_depth
+    fraction = np.minimum(share, share * max(depth, 1.0 + loss) - loss)
+    ratios: NDArray[np.float64] = (1 - fraction) * layers / (layers - 2)
+    return ratios
 
 
 def host_bytes(length: int, degree: Degree, config: PlannerConfig) -> float:
@@ -86,8 +106,8 @@ def with_needed_offload(plan: Plan, config: PlannerConfig) -> Plan:
     tokens = plan.micro_batch_tokens.astype(np.float64)
     if not config.offload or layers <= 2 or tokens.max() <= config.capacity:
         return plan
-    ratios = (1 - config.capacity / np.maximum(tokens, config.capacity)) * layers / (layers - 2)
-    return replace(plan, offload_ratios=np.minimum(ratios, 1.0), num_layers=layers)
+    ratios = np.minimum(_needed_ratios(tokens, config), 1.0)
+    return replace(plan, offload_ratios=ratios, num_layers=layers, loss_share=config.loss_share)
 
 
 def with_given_ratio(plan: Plan, config: PlannerConfig) -> Plan:
@@ -95,7 +115,12 @@ def with_given_ratio(plan: Plan, config: PlannerConfig) -> Plan:
     if config.offload_ratio is None:
         return plan
     ratios = np.full(int(plan.micro_batch_counts.sum()), config.offload_ratio)
-    return replace(plan, offload_ratios=ratios, num_layers=layers_per_rank(config))
+    return replace(
+        plan,
+        offload_ratios=ratios,
+        num_layers=layers_per_rank(config),
+        loss_share=config.loss_share,
+    )
 
 
 def ratio_that_fits(length: int, config: PlannerConfig) -> float:
@@ -109,8 +134,7 @@ def ratio_that_fits(length: int, config: PlannerConfig) -> float:
         return 0.0
     layers = layers_per_rank(config)
     if config.offload and layers > 2:
-        # resident_fraction(r) length <= N C, solved for r
-        ratio = (1 - room / length) * layers / (layers - 2)
+        ratio = float(_needed_ratios(np.array([length / ranks]), config)[0])
         held = host_bytes(length, Degree(ranks, ratio), config)
         if ratio <= 1 and held <= config.host_memory:
             return ratio

@@ -10,6 +10,7 @@ free runs a zero-loss micro-batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -67,6 +68,7 @@ class Listing:
                 if ratio:
                     ratios[rank, slot] = ratio
                 slot += 1
-        return builder.build(
+        plan = builder.build(
             request.step, strategy, ratios, layers_per_rank(config), config.equal_slots
         )
+        return replace(plan, loss_share=config.loss_share)

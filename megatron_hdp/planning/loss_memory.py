@@ -47,14 +47,12 @@ class LossMemory:
         }
         return kept[mode] * self._shard
 
-    def bytes_besides(self, mode: str) -> float:
-        """What the loss takes at any number of tokens."""
-        if mode != "chunked":
-            return 0.0
-        chunk = self.chunk * self._shard * (self.element_bytes + self._copy_bytes)
+    def _chunked(self, tokens: int) -> float:
+        chunk = min(self.chunk, tokens) * self._shard * (self.element_bytes + self._copy_bytes)
         sum_bytes = 0 if self.sums_in_main_grad else 4 * self._shard * self.hidden_size
         return chunk + sum_bytes
 
     def peak(self, mode: str, tokens: int) -> float:
         """Bytes at `tokens` tokens in the micro-batch."""
-        return self.bytes_besides(mode) + tokens * self.bytes_per_token(mode)
+        beside = self._chunked(tokens) if mode == "chunked" else 0.0
+        return beside + tokens * self.bytes_per_token(mode)

@@ -5,7 +5,8 @@
 2. Rings have distinct ranks, at least two; a micro-batch has at most one ring.
 3. A ring has the same slot on every member, and every rank has a micro-batch: with these no wait
    cycle exists, at any pipeline depth (proof below).
-4. Resident tokens of a micro-batch stay within the capacity at its offload ratio.
+4. Resident tokens of a micro-batch, its loss counted, stay within the capacity at its offload
+   ratio.
 5. With `equal_slots` all ranks have the same number of micro-batches.
 
 **Why rule 3 suffices.** Let p stages run 1F1B, let F(j, k) and B(j, k) be stage j's forward and
@@ -39,7 +40,7 @@ from __future__ import annotations
 import numpy as np
 
 from megatron_hdp.planning.order import Entry, find_deadlock
-from megatron_hdp.planning.values import IntArray, Plan, PlanError, resident_fraction
+from megatron_hdp.planning.values import IntArray, Plan, PlanError
 
 
 def validate(
@@ -61,7 +62,7 @@ def validate(
     _check_sequences(plan, ids, lengths)
     _check_rings(plan)
     _check_slots(plan, equal_slots)
-    _check_memory(plan)
+    _check_memory(plan, pipeline_depth)
     _check_order(plan, pipeline_depth)
 
 
@@ -163,13 +164,11 @@ def _check_slots(plan: Plan, equal_slots: bool) -> None:
         raise PlanError("a ring is in a slot that a member does not have")
 
 
-def _check_memory(plan: Plan) -> None:
-    tokens = plan.micro_batch_tokens.astype(np.float64)
-    if len(plan.offload_ratios):
-        ratios = plan.offload_ratios
-        if ratios.min() < 0 or ratios.max() > 1:
-            raise PlanError("an offload ratio is outside 0 .. 1")
-        tokens = tokens * resident_fraction(ratios, plan.num_layers)
+def _check_memory(plan: Plan, depth: int) -> None:
+    ratios = plan.offload_ratios
+    if len(ratios) and (ratios.min() < 0 or ratios.max() > 1):
+        raise PlanError("an offload ratio is outside 0 .. 1")
+    tokens = plan.resident_tokens(depth)
     # Shards are cut at whole tokens, up to one more than s/P for each chunk of each sequence.
     worst = int(tokens.argmax())
     if tokens[worst] > plan.capacity + _cut_slack(plan)[worst]:

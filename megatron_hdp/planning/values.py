@@ -85,6 +85,20 @@ def resident_fraction(offload_ratio: NDArray[np.float64], num_layers: int) -> ND
     return (2.0 + (1.0 - r) * (num_layers - 2)) / num_layers
 
 
+def resident_share(
+    layers_share: NDArray[np.float64], loss_share: float, pipeline_depth: int
+) -> NDArray[np.float64]:
+    """Bytes that a micro-batch holds with offload over what as many tokens hold without.
+
+    The first of p stages holds the layers of p micro-batches, the last one a micro-batch's layers
+    and its loss, which offload does not move. With f the layers' `resident_fraction` and q the
+    loss's bytes over theirs, the capacity stands for max(p, 1 + q) times a token's layers on the
+    fullest stage, so the share is max(f, (f + q) / max(p, 1 + q)): f itself where q is 0.
+    """
+    f = np.asarray(layers_share, np.float64)
+    return np.maximum(f, (f + loss_share) / max(pipeline_depth, 1.0 + loss_share))
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Every rank's micro-batches for one optimizer step. A value: no tensors, nothing mutable.
@@ -122,6 +136,8 @@ class Plan:
     """[M] predicted seconds (forward and backward) per micro-batch; empty means not predicted."""
     num_layers: int = 0
     """Transformer layers per rank, for the memory rule under offload."""
+    loss_share: float = 0.0
+    """Bytes of a token's loss over those of its layers on a stage, for the same rule."""
     predicted_step_s: float = 0.0
     lower_bound_s: float = 0.0
 
@@ -176,6 +192,14 @@ class Plan:
         _, micro_batch, tokens = self.shards
         total = int(self.first_micro_batch[-1])
         return np.bincount(micro_batch, weights=tokens, minlength=total).astype(np.int64)
+
+    def resident_tokens(self, pipeline_depth: int) -> NDArray[np.float64]:
+        """[M] tokens without offload that would take as many bytes as the micro-batch does."""
+        tokens = self.micro_batch_tokens.astype(np.float64)
+        if not len(self.offload_ratios):
+            return tokens
+        layers = resident_fraction(self.offload_ratios, self.num_layers)
+        return tokens * resident_share(layers, self.loss_share, pipeline_depth)
 
     @property
     def travelled_token_share(self) -> float:

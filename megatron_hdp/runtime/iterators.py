@@ -23,7 +23,7 @@ from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention.kernels import describe_choice
 from megatron_hdp.runtime.attention.support import replaced_choices
 from megatron_hdp.runtime.attention.te_partition import te_layout
-from megatron_hdp.runtime.cross_entropy.choice import choose_loss
+from megatron_hdp.runtime.cross_entropy.choice import choose_loss, refused_capacity
 from megatron_hdp.runtime.planner import make_planner, planner_config
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.settings import shared_settings
@@ -47,6 +47,7 @@ def build_hdp_iterators(
 
     args = get_args()
     _check_longest(args, session)
+    _check_memory(args, session)
     _announce(session, args)
     args.dataloader_type = "external"
     provider = text_provider(provider, session.options, args)
@@ -63,6 +64,13 @@ def _check_longest(args: Namespace, session: Session) -> None:
             return
         except PlanError as error:
             refusal = f"--seq-length {args.seq_length}: {error}."
+    if refusal is not None:
+        raise ArgumentRefused(f"megatron_hdp: {refusal}")
+
+
+def _check_memory(args: Namespace, session: Session) -> None:
+    """Raises ArgumentRefused when a full micro-batch and its loss cannot fit the device."""
+    refusal = refused_capacity(session.options, args)
     if refusal is not None:
         raise ArgumentRefused(f"megatron_hdp: {refusal}")
 

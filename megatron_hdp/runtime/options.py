@@ -36,6 +36,8 @@ class HdpOptions:
     """Megatron's label smoothing, in training."""
     z_loss: float = 0.0
     """Coefficient of logsumexp^2 in each token's loss, in training."""
+    device_memory: float | None = None
+    """GiB of a rank's device, for the check of capacity and loss; None: what it has."""
     plan_ahead: int = 2
     """Steps that the planning process works ahead of training; 0 plans in the step itself."""
     profile: str | None = None
@@ -182,6 +184,12 @@ def _add_data_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> 
 
 
 def _add_loss_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> None:
+    group.add_argument(
+        "--hdp-device-memory",
+        type=float,
+        default=default.device_memory,
+        help="GiB of a rank's device that capacity and loss are checked against; default its own.",
+    )
     group.add_argument(
         "--hdp-cross-entropy",
         choices=CROSS_ENTROPIES,

@@ -10,6 +10,8 @@ from megatron_hdp import cpu
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
 from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.ahead import PlanAhead
+from megatron_hdp.runtime.cross_entropy.choice import choose_loss
+from megatron_hdp.runtime.device_memory import device_memory
 from megatron_hdp.runtime.model_shape import model_shape
 from megatron_hdp.runtime.moe.support import meets_in_experts
 from megatron_hdp.runtime.options import HdpOptions
@@ -31,10 +33,18 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         tensor_parallel=tensor_parallel,
         layers_per_stage=shape.num_layers,
         activation_bytes=saved_bytes(shape) * tensor_parallel,
+        loss_share=_loss_share(args, options),
         offload=options.offload,
         offload_ratio=options.offload_ratio,
         host_memory=options.host_memory * 2**30,
     )
+
+
+def _loss_share(args: Namespace, options: HdpOptions) -> float:
+    """Of the bytes that offload cannot move; without offload nobody asks."""
+    if not options.offload:
+        return 0.0
+    return device_memory(options, args).loss_share(choose_loss(options, args).mode)
 
 
 class PlanInPlace:

@@ -156,6 +156,9 @@ def _own_option_refusals(args: argparse.Namespace) -> list[str]:
             f"--hdp-capacity {capacity}: a rank must hold at least one token: give a positive "
             f"number, or leave it out for seq-length / context-parallel-size."
         )
+    memory = getattr(args, "hdp_device_memory", None)
+    if memory is not None and not memory > 0:
+        found.append(f"--hdp-device-memory {memory}: give GiB above 0, or leave it out.")
     ahead = getattr(args, "hdp_plan_ahead", 0)
     if ahead < 0:
         found.append(f"--hdp-plan-ahead {ahead}: give 0 or more steps.")

@@ -53,7 +53,27 @@ def test_plan_reports_the_loss_of_each_mode(lengths):
     tokens = found["steps"][0]["memory_peak_tokens"]
     assert found["loss_bytes"]["megatron"] == 6 * tokens * 131072 / 8
     assert found["loss_bytes"]["fused"] == 2 * tokens * 131072 / 8
-    assert found["loss_bytes"]["chunked"] == 6 * 1024 * 131072 / 8
+    assert found["loss_bytes"]["chunked"] == 6 * tokens * 131072 / 8
+    assert "largest_capacity" not in found
+
+
+def test_plan_says_what_capacity_each_loss_leaves(lengths):
+    """At 5.5 GiB Megatron's loss leaves less than chunked; the refusal names both."""
+    argv = ["plan", "--lengths", lengths, "--ranks", "12", "--tensor", "8", "--json",
+            "--vocabulary", "131072", "--device-memory", "5.5"]  # fmt: skip
+    found = json.loads(_run(*argv, "--capacity", "8192").stdout)
+    most = found["largest_capacity"]
+    assert most["megatron"] < 8192 < most["chunked"]
+    assert found["cross_entropy"] == "chunked"
+    per_token = 139264 * 32 / 8
+    room = 0.9 * 5.5 * 2**30
+    assert most["megatron"] == int(room / (per_token + 6 * 131072 / 8))
+    assert most["chunked"] == int((room - 6 * 1024 * 131072 / 8) / per_token)
+    done = _run(*argv, "--capacity", "12000", "--cross-entropy", "megatron")
+    assert done.returncode == 1
+    assert "--capacity 12000 with --cross-entropy megatron" in done.stderr
+    assert f"at most --capacity {most['megatron']}" in done.stderr
+    assert f"chunked with at most {most['chunked']}" in done.stderr
 
 
 def test_plan_compare_shows_all_strategies(lengths):
@@ -96,6 +116,7 @@ def test_plan_reads_text_and_a_corpus(tmp_path, corpus):
         (["--distribution", "prolong", "--capacity", "0"], ["--capacity 0", "at least 1"]),
         (["--distribution", "prolong", "--profile", "nothing"], ["cost model nothing", "presets"]),
         (["--distribution", "prolong", "--picture", "x.gif"], ["x.gif", ".png or .html"]),
+        (["--distribution", "prolong", "--device-memory", "80"], ["--device-memory", "--vocab"]),
     ],
 )
 def test_plan_refuses_in_one_sentence(argv, words):

@@ -10,7 +10,7 @@ import functools
 
 import pytest
 
-from megatron_hdp.cpu.launch import run_ranks
+from megatron_hdp.cpu.launch import RankFailedError, run_ranks
 from tests.e2e.harness import BASE, Recorded, gather, pretrain, worst_error
 from tests.e2e.oracle import stock_pretrain
 
@@ -92,24 +92,32 @@ def test_sums_in_main_grad_equal_stock(corpus, stock, tied):
 
 @pytest.mark.slow
 def test_auto_on_a_device_too_small_is_chunked(corpus, stock):
-    """The estimate by what Megatron's arguments are when the model is built."""
+    """2.77 MiB by Megatron's loss and 2.69 chunked; first of 2.74 usable, then of too few."""
+    chunk = ["--hdp", "--hdp-cross-entropy-chunk", "24"]
 
     def run() -> Recorded:
-        from megatron_hdp.runtime.cross_entropy import choice, model
+        from megatron_hdp.runtime.cross_entropy import model
 
         sizes, compute = [], model.linear_cross_entropy
-        choice._device_bytes = lambda: 1_000_000
 
         def counted(hidden, *args):
             sizes.append(len(hidden))
             return compute(hidden, *args)
 
         model.linear_cross_entropy = counted
-        recorded = _with_ties(pretrain, corpus, ["--hdp"], False)
+        recorded = _with_ties(pretrain, corpus, [*chunk, "--hdp-device-memory", "0.00297"], False)
         assert sizes
         return recorded
 
     _check(run_ranks(run, 1), stock(False), "auto")
+    small = [*chunk, "--hdp-device-memory", "0.0026", "--hdp-cross-entropy", "megatron"]
+    sentence = (
+        r"--hdp-capacity 256 with --hdp-cross-entropy megatron needs about 0.00271 GiB .*"
+        r"device's 0.0026 GiB .*: give at most --hdp-capacity 196, or --hdp-cross-entropy "
+        r"chunked with at most 205\."
+    )
+    with pytest.raises(RankFailedError, match=sentence):
+        run_ranks(lambda: _with_ties(pretrain, corpus, small, False), 1)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from megatron_hdp.planning.degrees import solve_eq3
 from megatron_hdp.planning.distributions import draw, names
 from megatron_hdp.planning.order import find_deadlock, schedule
 from megatron_hdp.planning.replay import replay
+from megatron_hdp.planning.values import resident_fraction
 
 OWN = [name for name in STRATEGIES if name != "static"]
 
@@ -129,6 +130,29 @@ def test_offload_makes_room_for_what_would_not_fit():
                              pipeline_depth=depth)  # fmt: skip
         assert 0.15 < plan.offload_ratios.max() < 0.3
         assert plan.num_layers == 32 // depth
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("strategy", "share"), [("auto", 0.1), ("auto", 3.0), ("naive", 0.5), ("dp-balance", 0.5)]
+)
+def test_offload_leaves_room_for_the_loss(strategy, depth, share):
+    """In bytes of a stage's layers per token: what the capacity takes on any stage is not passed.
+
+    A tenth of it or thrice: offload moves the layers' bytes alone.
+    """
+    lengths = np.array([36_000, 3000, 5])
+    options = {"offload": True, "pipeline_depth": depth, "host_memory": 1e15}
+    _, plan = _plan(strategy, 4, 8192, lengths, **options, loss_share=share)
+    assert plan.offload_ratios.max() > 0
+    allowed = 8193 * max(depth, 1 + share)
+    layers = plan.micro_batch_tokens * resident_fraction(plan.offload_ratios, plan.num_layers)
+    assert (layers + share * plan.micro_batch_tokens).max() <= allowed
+    assert depth * layers.max() <= allowed
+    planted = replace(plan, offload_ratios=plan.offload_ratios * 0.9)
+    if strategy == "auto":  # takes the smallest ratio
+        with pytest.raises(PlanError, match="over its capacity"):
+            planted.validate(lengths=lengths, pipeline_depth=depth)
 
 
 def test_offloaded_sequences_of_one_rank_do_not_share_a_micro_batch():

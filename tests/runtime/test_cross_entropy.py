@@ -13,7 +13,7 @@ import torch
 
 from megatron_hdp.cpu.launch import run_ranks
 from tests.e2e.harness import ROOT
-from tests.runtime.cross_entropy_cases import RANKS, check
+from tests.runtime.cross_entropy_cases import RANKS, check, relative_error
 
 pytestmark = pytest.mark.usefixtures("megatron_on_cpu")
 
@@ -108,3 +108,36 @@ def test_chunked_equals_megatrons_own(label_smoothing):
     # Megatron rounds its smoothing to fp32.
     tolerance = 1e-8 if label_smoothing else 1e-12
     assert max(run_ranks(run, 1, timeout_s=60)[0]) < tolerance
+
+
+def test_chunked_takes_minus_infinity_and_rows_of_nan():
+    """Logits are an outer product: entries of -inf, one rank's shard full of them; a masked NaN.
+
+    A -inf in the weight, or NaN in a hidden state, makes that operand's gradient NaN by the rule
+    of products, in Megatron too; losses, and the weight's gradient beside -inf, are defined.
+    """
+
+    def run() -> tuple[float, float]:
+        import torch.distributed as dist
+
+        from megatron_hdp.runtime.cross_entropy.chunked import Projection, linear_cross_entropy
+
+        dist.init_process_group("gloo")
+        weight = torch.linspace(-2, 2, 40, dtype=torch.float64)[:, None]
+        weight[[5, *range(30, 40)]] = -torch.inf
+        hidden = torch.tensor([[0.5], [1.0], [3.0], [2.0]], dtype=torch.float64)
+        targets = torch.tensor([3, 0, 29, 11])
+        whole = weight.clone().requires_grad_()
+        wanted = torch.nn.functional.cross_entropy(hidden @ whole.t(), targets, reduction="none")
+        wanted.sum().backward()
+        shard = weight.chunk(4)[dist.get_rank()].clone().requires_grad_()
+        projection = Projection(dist.group.WORLD, chunk=2)
+        losses = linear_cross_entropy(hidden, shard, targets, projection)
+        losses.sum().backward()
+        error = relative_error(shard.grad, whole.grad.chunk(4)[dist.get_rank()], torch.ones(1))
+        hidden[1], targets[1] = torch.nan, -100
+        masked = linear_cross_entropy(hidden, shard, targets, projection)
+        wanted = torch.where(targets < 0, 0.0, wanted)
+        return error, relative_error(masked.detach(), wanted.detach(), torch.ones(1))
+
+    assert max(max(pair) for pair in run_ranks(run, 4, timeout_s=60)) < 1e-12

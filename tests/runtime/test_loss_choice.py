@@ -12,7 +12,8 @@ import sys
 import pytest
 import torch
 
-from megatron_hdp.planning.loss_memory import LossMemory
+from megatron_hdp.planning.device_memory import DeviceMemory
+from megatron_hdp.planning.loss_memory import MODES, LossMemory
 from tests.e2e.harness import ROOT
 
 
@@ -25,34 +26,59 @@ def _args(*more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_hdp_arguments(add_megatron_arguments(parser))
     line = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336 "
-    line += "--seq-length 262144 --tensor-model-parallel-size 8 --recompute-granularity full "
+    line += "--seq-length 262144 --tensor-model-parallel-size 8 --sequence-parallel "
+    line += "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
     args = parser.parse_args([*line.split(), "--use-distributed-optimizer", *more])
     args.kv_channels, args.padded_vocab_size, args.data_parallel_size = 128, 131_072, 8
     args.params_dtype, args.expert_tensor_parallel_size, args.world_size = torch.bfloat16, 8, 64
+    args.exp_avg_dtype = args.exp_avg_sq_dtype = torch.float32
     return args
 
 
 @pytest.mark.parametrize(
-    ("more", "device_bytes", "mode"),
+    ("more", "mode"),
     [
-        ((), None, "megatron"),
-        ((), 80e9, "megatron"),
-        ((), 40e9, "chunked"),
-        (("--hdp-capacity", "32768"), 40e9, "megatron"),
-        (("--use-mup",), 40e9, "megatron"),
-        (("--hdp-z-loss", "1e-4"), 80e9, "chunked"),
-        (("--hdp-cross-entropy", "fused"), 40e9, "fused"),
+        ("", "megatron"),
+        ("--hdp-device-memory 80", "megatron"),
+        ("--hdp-device-memory 40", "chunked"),
+        ("--hdp-device-memory 40 --hdp-capacity 32768", "megatron"),
+        ("--hdp-device-memory 40 --use-mup", "megatron"),
+        ("--hdp-device-memory 80 --hdp-z-loss 1e-4", "chunked"),
+        ("--hdp-device-memory 40 --hdp-cross-entropy fused", "fused"),
     ],
 )
-def test_auto_is_megatrons_own_unless_it_does_not_fit(
-    megatron_on_cpu, monkeypatch, more, device_bytes, mode
-):
-    from megatron_hdp.runtime.cross_entropy import choice
+def test_auto_is_megatrons_own_unless_it_does_not_fit(megatron_on_cpu, more, mode):
+    from megatron_hdp.runtime.cross_entropy.choice import choose_loss
     from megatron_hdp.runtime.options import HdpOptions
 
-    monkeypatch.setattr(choice, "_device_bytes", lambda: device_bytes)
-    args = _args(*more)
-    assert choice.choose_loss(HdpOptions.from_args(args), args).mode == mode
+    args = _args(*more.split())
+    assert choose_loss(HdpOptions.from_args(args), args).mode == mode
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("recomputed", [0, 7000])
+def test_largest_capacity_is_the_last_that_fits(depth, recomputed):
+    loss = LossMemory(50_304, 1024, tensor_parallel=2, sums_in_main_grad=False)
+    memory = DeviceMemory(2e9, 3000.0, loss, 4e8, recomputed, depth)
+    for mode in MODES:
+        most = memory.largest_capacity(mode)
+        assert most > 0
+        assert memory.fits(mode, most)
+        assert not memory.fits(mode, most + 1)
+
+
+def test_states_are_counted_by_dtype_and_sharding(megatron_on_cpu):
+    """bf16 with a distributed optimizer over DP x CP is Megatron's own 6 + 12 / ranks."""
+    from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
+
+    from megatron_hdp.runtime.device_memory import state_bytes
+
+    args = _args()
+    assert state_bytes(args) == pytest.approx(compute_weight_and_optimizer_memory(args))
+    args.params_dtype = torch.float32
+    assert state_bytes(args) == pytest.approx(
+        compute_weight_and_optimizer_memory(args) * (8 + 8 / 8) / (6 + 12 / 8)
+    )
 
 
 def test_bytes_are_those_of_the_paper():

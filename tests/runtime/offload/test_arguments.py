@@ -39,6 +39,7 @@ def parse(megatron_on_cpu):
             ["--hdp-offload-ratio 0.5", "one of the two"],
         ),
         ("--hdp-host-memory 0", {}, ["--hdp-host-memory 0", "above 0"]),
+        ("--hdp-device-memory -1", {}, ["--hdp-device-memory -1", "above 0"]),
         (
             "--hdp-offload",
             {"gradient_accumulation_fusion": True, "transformer_impl": "local"},
@@ -67,11 +68,18 @@ def test_what_the_planner_is_told(parse):
 
     args = parse("--hdp-offload --hdp-host-memory 3 --hdp-capacity 64")
     args.params_dtype, args.kv_channels = torch.float32, 16  # validate_args does
+    args.exp_avg_dtype = args.exp_avg_sq_dtype = torch.float32
+    args.padded_vocab_size, args.data_parallel_size, args.world_size = 128, 4, 4
+    args.expert_tensor_parallel_size = 1
     config = planner_config(args, HdpOptions.from_args(args), 4)
     assert (config.offload, config.offload_ratio) == (True, None)
     assert config.host_memory == 3 * 2**30
     assert config.layers_per_stage == args.num_layers
     assert config.activation_bytes == saved_bytes(model_shape(args))
+    saved = config.activation_bytes * config.layers_per_stage
+    assert config.loss_share == 4 * 128 / saved  # fp32 logits and softmax share one buffer
+    args.hdp_cross_entropy = "chunked"
+    assert planner_config(args, HdpOptions.from_args(args), 4).loss_share == 0
 
 
 def _plan(**options) -> Plan:
