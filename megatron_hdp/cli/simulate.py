@@ -160,7 +160,8 @@ def _report(args: argparse.Namespace, setting: Setting, runs: dict[str, Run]) ->
 def _write_pictures(args: argparse.Namespace, runs: dict[str, Run]) -> None:
     if not (args.trace or args.picture):
         return
-    from megatron_hdp.observability.timeline import draw, of_simulation, write_chrome
+    from megatron_hdp.observability.perfetto import write_chrome
+    from megatron_hdp.observability.timeline import draw, of_simulation
 
     timelines = {
         name: of_simulation(f"{name} (simulated)", run.plans[0], run.simulations[0], 64)

@@ -7,6 +7,7 @@ from megatron_hdp.planning.values import Plan
 from megatron_hdp.runtime.records import StepRecord, summarise
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 
 def step_metrics(plan: Plan, record: StepRecord) -> dict[str, float]:
@@ -20,6 +21,8 @@ def step_metrics(plan: Plan, record: StepRecord) -> dict[str, float]:
         "hdp/fewest micro-batches(count)": float(summary.micro_batches_min),
         "hdp/most micro-batches(count)": float(summary.micro_batches_max),
         "hdp/sent in rings(MiB)": record.ring_bytes / MIB,
+        "hdp/offloaded(GiB)": record.offloaded_bytes / GIB,
+        "hdp/over the host limit(GiB)": record.refused_bytes / GIB,
         "hdp/exposed planning and loading(ms)": 1000 * record.waited_s,
         "hdp/predicted schedule(ms)": 1000 * plan.predicted_step_s,
         "hdp/schedule(ms)": 1000 * record.duration_s,

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""Who did what when in a step, real or simulated: Chrome/Perfetto JSON and a PNG, one form."""
+"""Who did what when in a step, real or simulated, in one form; and as a picture."""
 
 from __future__ import annotations
 
@@ -99,38 +99,13 @@ def of_simulation(
     return Timeline(title, spans, found.step_s)
 
 
-def write_chrome(timelines: Iterable[Timeline], path: str) -> None:
-    """Trace-event JSON for ui.perfetto.dev: a process per run, a thread per stage of a rank."""
-    events: list[dict[str, Any]] = []
-    for process, timeline in enumerate(timelines):
-        events.append(_name("process_name", process, 0, timeline.title))
-        rows = _rows(timeline.spans)
-        for place, row in rows.items():
-            events.append(_name("thread_name", process, row, _label(place, rows)))
-        for span in timeline.spans:
-            what = "local" if span.ring == 1 else f"ring of {span.ring}"
-            events.append(
-                {
-                    "ph": "X", "pid": process, "tid": rows[span.rank, span.stage],
-                    "name": f"{span.phase} {span.slot}", "cat": what,
-                    "ts": 1e6 * span.begin_s, "dur": 1e6 * (span.end_s - span.begin_s),
-                    "args": {"slot": span.slot, "ring": span.ring, "tokens": span.tokens},
-                }
-            )  # fmt: skip
-    with open(path, "w") as stream:
-        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, stream)
-
-
-def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
-
-
-def _rows(spans: Iterable[Span]) -> dict[tuple[int, int], int]:
+def rows_of(spans: Iterable[Span]) -> dict[tuple[int, int], int]:
     """(rank, stage) -> row, ranks in order and stages inside them."""
     return {place: i for i, place in enumerate(sorted({(s.rank, s.stage) for s in spans}))}
 
 
-def _label(place: tuple[int, int], rows: dict[tuple[int, int], int]) -> str:
+def label_of(place: tuple[int, int], rows: dict[tuple[int, int], int]) -> str:
+    """What a row is called; the stage only where there are several."""
     staged = any(stage for _, stage in rows)
     return f"rank {place[0]} stage {place[1]}" if staged else f"rank {place[0]}"
 
@@ -148,7 +123,7 @@ def draw(
     sizes = sorted({span.ring for timeline in timelines for span in timeline.spans})
     color = {size: colormaps["viridis_r"]((i + 1) / (len(sizes) + 1)) for i, size in
              enumerate(sizes)}  # fmt: skip
-    heights = [_height(len(_rows(timeline.spans))) for timeline in timelines]
+    heights = [_height(len(rows_of(timeline.spans))) for timeline in timelines]
     figure, axes = pyplot.subplots(
         len(timelines), 1, figsize=(10, 0.9 + sum(heights)), sharex=True, squeeze=False,
         layout="constrained", height_ratios=heights,
@@ -169,7 +144,7 @@ def _height(rows: int) -> float:
 
 
 def _draw_panel(axis: Any, timeline: Timeline, color: dict[int, Any]) -> None:
-    rows = _rows(timeline.spans)
+    rows = rows_of(timeline.spans)
     if len(rows) > _MOST_DRAWN:
         kept = np.linspace(0, len(rows) - 1, _MOST_DRAWN).round().astype(int)
         places = [list(rows)[i] for i in kept]
@@ -184,7 +159,7 @@ def _draw_panel(axis: Any, timeline: Timeline, color: dict[int, Any]) -> None:
                 edgecolor="white", linewidth=edge,
             )  # fmt: skip
     every = max(1, len(rows) // 12)
-    labels = [_label(place, rows) for place in rows]
+    labels = [label_of(place, rows) for place in rows]
     axis.set_yticks(range(0, len(rows), every), labels[::every])
     axis.invert_yaxis()
     axis.set_title(f"{timeline.title}: {timeline.step_s:.2f} s", loc="left", fontsize=10)

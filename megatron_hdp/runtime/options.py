@@ -156,7 +156,7 @@ def add_hdp_arguments(
     group.add_argument(
         "--hdp-trace",
         default=default.trace,
-        help="Folder for per-rank step records (JSON lines) that tools/trace_picture.py draws.",
+        help="Folder for per-rank step records (JSON lines) that tools/trace.py merges and draws.",
     )
     if cpu.is_installed():
         set_cpu_defaults(parser)

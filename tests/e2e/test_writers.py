@@ -16,7 +16,8 @@ from typing import Any
 from megatron_hdp.cpu.launch import run_ranks
 from tests.e2e.harness import pretrain
 
-HDP = ["--train-iters", "4", "--hdp", "--hdp-capacity", "128"]
+HDP = ["--train-iters", "4", "--hdp", "--hdp-capacity", "128", "--hdp-offload-ratio", "0.5",
+       "--no-gradient-accumulation-fusion"]  # fmt: skip
 
 
 def test_tensorboard_holds_every_interval(corpus, tmp_path):
@@ -28,13 +29,14 @@ def test_tensorboard_holds_every_interval(corpus, tmp_path):
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     ours = [tag for tag in events.Tags()["scalars"] if tag.startswith("hdp/")]
-    assert len(ours) == 10
+    assert len(ours) == 12
     assert all(tag.endswith(")") for tag in ours)
     assert all([event.step for event in events.Scalars(tag)] == [2, 4] for tag in ours)
     rings = [event.value for event in events.Scalars("hdp/rings(count)")]
     assert rings == [len(recorded.rings[1]), len(recorded.rings[3])]
     assert sum(rings) > 0
-    for tag in ("hdp/schedule(ms)", "hdp/predicted schedule(ms)", "hdp/sent in rings(MiB)"):
+    for tag in ("hdp/schedule(ms)", "hdp/predicted schedule(ms)", "hdp/sent in rings(MiB)",
+                "hdp/offloaded(GiB)"):  # fmt: skip
         assert all(event.value > 0 for event in events.Scalars(tag))
 
 
@@ -49,7 +51,7 @@ def test_wandb_gets_the_same(corpus, tmp_path, monkeypatch):
     steps = {row["_step"]: row for row in _wandb_history(path)}
     assert sorted(steps) == [2, 4]
     for step, row in steps.items():
-        assert len([name for name in row if name.startswith("hdp/")]) == 10
+        assert len([name for name in row if name.startswith("hdp/")]) == 12
         assert row["hdp/rings(count)"] == len(recorded.rings[step - 1])
 
 

@@ -11,23 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hdp.observability.timeline import draw, load_records, of_simulation, write_chrome
+from megatron_hdp.observability.perfetto import write_chrome
+from megatron_hdp.observability.timeline import draw, load_records, of_simulation
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.simulation import Job, simulate
 from tests.simulation.helpers import COST, cluster, plan_of
 
-TOOL = Path(__file__).parents[2] / "tools" / "trace_picture.py"
+TOOL = Path(__file__).parents[2] / "tools" / "trace.py"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """What two ranks with --hdp-trace leave: a ring, then a local micro-batch."""
+    """What two ranks with --hdp-trace leave of two steps: a ring, then a local micro-batch."""
     slots = [{"ring": [0, 1], "ring_tokens": 500, "local_tokens": 0},
              {"ring": [], "ring_tokens": 0, "local_tokens": 300}]  # fmt: skip
     for rank in range(2):
-        record = StepRecord("train", 3, rank, 0, "auto", begin_s=100.0, end_s=104.0)
-        record.forwards, record.slots = [(100.0, 101.0), (102.0, 103.0)], slots
-        (tmp_path / f"rank0000{rank}.jsonl").write_text(json.dumps(asdict(record)) + "\n")
+        clock = 100.0 + 1000 * rank  # hosts' clocks differ
+        lines = []
+        for step, begin in ((3, clock), (4, clock + 5)):
+            record = StepRecord("train", step, rank, 0, "auto", begin_s=begin, end_s=begin + 4)
+            record.forwards, record.slots = [(begin, begin + 1), (begin + 2, begin + 3)], slots
+            record.loss_sum, record.loss_tokens = 10.0 * (1 + rank), 5.0
+            lines.append(json.dumps(asdict(record)) + "\n")
+        (tmp_path / f"rank0000{rank}.jsonl").write_text("".join(lines))
     return tmp_path
 
 
@@ -38,7 +44,7 @@ def _simulated():
 
 def test_a_real_and_a_simulated_trace_have_one_form(folder, monkeypatch, tmp_path):
     real = tmp_path / "real.json"
-    argv = ["trace_picture.py", "--run", f"run={folder}", "--output", str(real)]
+    argv = ["trace.py", "--run", f"run={folder}", "--step", "3", "--output", str(real)]
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(TOOL), run_name="__main__")
@@ -52,6 +58,41 @@ def test_a_real_and_a_simulated_trace_have_one_form(folder, monkeypatch, tmp_pat
         "forward 0": (0, 1e6), "backward 0": (1e6, 1e6),
         "forward 1": (2e6, 1e6), "backward 1": (3e6, 1e6),
     }  # fmt: skip
+
+
+def test_a_whole_run_is_merged_into_one_trace(folder, monkeypatch, tmp_path):
+    path = tmp_path / "run.json"
+    monkeypatch.setattr(sys, "argv", ["trace.py", "--run", f"A={folder}", "--output", str(path)])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(TOOL), run_name="__main__")
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "rank 0", 1: "rank 1", 2: "steps"}
+    spans = [e for e in events if e["ph"] == "X"]
+    for rank in (0, 1):
+        begins = [(e["args"]["step"], e["ts"]) for e in spans
+                  if e["tid"] == rank and e["name"] == "forward 0"]  # fmt: skip
+        assert begins == [(3, 0), (4, 5e6)]
+    steps = [e for e in spans if e["tid"] == 2]
+    assert [(e["name"], e["ts"], e["dur"]) for e in steps] == [
+        ("step 3", 0, 4e6), ("step 4", 5e6, 4e6)]  # fmt: skip
+    assert steps[0]["args"]["loss"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--run", "A={folder}", "--output", "x.gif"], "x.gif: the name must end in"),
+        (["--run", "{folder}", "--output", "x.png"], "give TITLE=FOLDER"),
+        (["--run", "A={folder}", "--output", "x.png", "--step", "9"], r"the steps \[3, 4\]"),
+        (["--run", "A=/nowhere", "--output", "x.png"], "train with --hdp-trace"),
+    ],
+)
+def test_the_tool_refuses_in_one_sentence(folder, monkeypatch, argv, words):
+    given = [word.format(folder=folder) for word in argv]
+    monkeypatch.setattr(sys, "argv", ["trace.py", *given])
+    with pytest.raises(SystemExit, match=words):
+        runpy.run_path(str(TOOL), run_name="__main__")
 
 
 def test_a_picture_of_both(folder, tmp_path):
