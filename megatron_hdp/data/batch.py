@@ -9,18 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from megatron_hdp.data.sources import PackSource
+from megatron_hdp.data.piece import Piece
+
+Batch = dict[str, torch.Tensor | None]
 
 
-def read_batch(
-    source: PackSource,
-    pieces: Iterable[tuple[int, int, int]],
-    positions: NDArray[np.int64],
-) -> dict[str, torch.Tensor | None]:
-    """Reads a rank's own tokens and nothing else.
+def fill_batch(pieces: Iterable[Piece], positions: NDArray[np.int64]) -> Batch:
+    """Lays pieces one behind the other.
 
     Args:
-        pieces: (sequence id, start, stop) in the rank's token order.
+        pieces: in the rank's token order.
         positions: [T] position of every token in its sequence; tokens past the pieces are padding.
 
     Returns:
@@ -31,9 +29,8 @@ def read_batch(
     tokens, labels = np.zeros(total, np.int64), np.zeros(total, np.int64)
     loss_mask = np.zeros(total, np.float32)
     at = 0
-    for sequence_id, start, stop in pieces:
-        piece = source.read_sequence(sequence_id, start, stop)
-        end = at + stop - start
+    for piece in pieces:
+        end = at + len(piece.tokens)
         tokens[at:end], labels[at:end], loss_mask[at:end] = piece
         at = end
     return {

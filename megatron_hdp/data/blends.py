@@ -43,6 +43,13 @@ class TokenBlend(PackSource):
         text = "".join(part.fingerprint for part in parts) + repr(list(self._weights))
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
     def __len__(self) -> int:
         return self._num_packs
 

@@ -60,13 +60,13 @@ class DocumentPackDataset(GPTDataset):
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
         """Loads or builds (document_index, sample_index, None); called by GPTDataset.__init__."""
         paths = self._cache_paths()
-        if paths is not None and all(map(os.path.isfile, paths)):
-            order, starts = (np.load(path, mmap_mode="r") for path in paths)
-            return order, starts, None
-        order, starts = self._build()
-        if paths is not None:
-            for path, array in zip(paths, (order, starts), strict=True):
+        if paths is None:
+            return *self._build(), None
+        if not all(map(os.path.isfile, paths)):
+            for path, array in zip(paths, self._build(), strict=True):
                 _save_atomically(path, array)
+        # Mapped where they were built too: shared with the other ranks, and sent as their path.
+        order, starts = (np.load(path, mmap_mode="r") for path in paths)
         return order, starts, None
 
     def sequence_lengths(self, start: int, stop: int) -> NDArray[np.int64]:

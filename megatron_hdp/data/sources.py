@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from megatron.core.datasets.blended_dataset import BlendedDataset
@@ -20,21 +20,15 @@ from megatron_hdp.data.blend_order import order_by_tokens
 from megatron_hdp.data.corpus import fingerprint
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.pack_dataset import DocumentPackDataset
-
-SEQUENCES_PER_PACK = 1 << 24
-"""Sequence ids are pack * 2^24 + position in the pack: unique in a step, and they tell the pack."""
-
-
-class Piece(NamedTuple):
-    """Tokens of one range of one sequence, all int64 or float32 [stop - start]."""
-
-    tokens: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    loss_mask: NDArray[np.float32]
+from megatron_hdp.data.piece import Piece
+from megatron_hdp.data.requests import SEQUENCES_PER_PACK
 
 
 class PackSource(ABC):
-    """A numbered list of packs. `fingerprint` tells corpora apart across ranks."""
+    """A numbered list of packs. `fingerprint` tells corpora apart across ranks.
+
+    The ray loader pickles it to its servers; arrays that map a file go as the file's path.
+    """
 
     fingerprint: str
 
@@ -73,36 +67,87 @@ class PackSource(ABC):
         return self.read(*divmod(sequence_id, SEQUENCES_PER_PACK), start, stop)
 
 
+class _Corpus:
+    """The tokens of an IndexedDataset, and what of its dataset's config they are read with."""
+
+    def __init__(self, dataset: GPTDataset) -> None:
+        self._file = dataset.dataset
+        self.lengths = dataset.dataset.sequence_lengths
+        self.fingerprint = fingerprint(dataset.dataset)
+        self._masked = dataset.config.tokenizer.eod if dataset.config.eod_mask_loss else None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "lengths": None}  # the file has them
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.lengths = self._file.sequence_lengths
+
+    def get(self, document: int, offset: int, length: int) -> NDArray[np.integer]:
+        """Tokens offset .. offset+length-1 of a document.
+
+        Raises:
+            CorpusError: the file does not give them.
+        """
+        try:
+            tokens = self._file.get(document, offset=offset, length=length)
+        except (OSError, ValueError) as error:
+            raise self._unreadable(document, str(error)) from error
+        if len(tokens) != length:
+            raise self._unreadable(document, f"{len(tokens)} tokens came instead of {length}")
+        return tokens
+
+    def _unreadable(self, document: int, reason: str) -> CorpusError:
+        prefix = getattr(self._file, "path_prefix", "the corpus")
+        return CorpusError(
+            f"--data-path {prefix}: document {document} cannot be read from {prefix}.bin "
+            f"({reason}): it was truncated, or its storage fails; copy or build it again."
+        )
+
+    def masked(
+        self,
+        tokens: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        loss_mask: NDArray[np.float32],
+    ) -> Piece:
+        """The piece, with `--eod-mask-loss` where it was asked for."""
+        if self._masked is not None:
+            loss_mask = np.where(tokens == self._masked, np.float32(0.0), loss_mask)
+        return Piece(tokens, labels, loss_mask)
+
+
 class DocumentSource(PackSource):
     """Packs of whole documents. The last token of a document has no target: its loss is masked."""
 
     def __init__(self, dataset: DocumentPackDataset) -> None:
-        self._dataset = dataset
-        self.fingerprint = fingerprint(dataset.dataset)
+        self._corpus = _Corpus(dataset)
+        self._documents, self._starts = dataset.document_index, dataset.sample_index
+        self._context = dataset.config.sequence_length
+        self.fingerprint = self._corpus.fingerprint
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._starts) - 1
 
     def lengths(self, pack: int) -> NDArray[np.int64]:
-        return self._dataset.sequence_lengths(*self._dataset.sample_index[pack : pack + 2])
+        start, stop = self._starts[pack : pack + 2]
+        documents, firsts = self._documents[:, start:stop]
+        rest = np.asarray(self._corpus.lengths[documents], np.int64) - firsts
+        return np.minimum(rest, self._context)
 
     def document(self, pack: int, position: int) -> int:
-        return int(self._dataset.document_index[0, self._dataset.sample_index[pack] + position])
+        return int(self._documents[0, self._starts[pack] + position])
 
     def read(self, pack: int, position: int, start: int, stop: int) -> Piece:
-        at = self._dataset.sample_index[pack] + position
-        document, first = map(int, self._dataset.document_index[:, at])
-        corpus = self._dataset.dataset
-        begin, length = first + start, int(corpus.sequence_lengths[document])
+        document, first = map(int, self._documents[:, self._starts[pack] + position])
+        begin, length = first + start, int(self._corpus.lengths[document])
         # Behind a cut the document goes on, so its last token has a target there.
         last = min(first + stop + 1, length)
-        text = corpus.get(document, offset=begin, length=last - begin).astype(np.int64)
+        text = self._corpus.get(document, begin, last - begin).astype(np.int64)
         labels = np.zeros(stop - start, np.int64)
         labels[: last - begin - 1] = text[1:]
         loss_mask = np.ones(stop - start, np.float32)
         loss_mask[last - begin - 1 :] = 0.0
-        tokens = text[: stop - start]
-        return _masked(self._dataset, tokens, labels, loss_mask)
+        return self._corpus.masked(text[: stop - start], labels, loss_mask)
 
 
 class SampleSource(PackSource):
@@ -110,16 +155,25 @@ class SampleSource(PackSource):
 
     With inter-document masking a sample's documents are its sequences; without it attention
     crosses documents in Megatron, so the sample is one sequence.
+
+    Raises:
+        CorpusError: the dataset does not hold its index.
     """
 
     def __init__(self, dataset: GPTDataset) -> None:
-        self._dataset = dataset
+        if dataset.shuffle_index is None:
+            raise CorpusError("--defer-npy-index-mmap is not supported with HDP: leave it out.")
+        self._corpus = _Corpus(dataset)
+        self._documents, self._samples = dataset.document_index, dataset.sample_index
+        self._shuffle = dataset.shuffle_index
+        self._pad = dataset._pad_token_id
+        self._length = len(dataset)
         self._split = bool(dataset.config.inter_document_masking)
         self._extra = int(dataset.config.add_extra_token_to_sequence)
-        self.fingerprint = fingerprint(dataset.dataset)
+        self.fingerprint = self._corpus.fingerprint
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return self._length
 
     def _parts(self, pack: int) -> list[tuple[int, int, int]]:
         """(document, first token, number of tokens) of the sample's text, in order.
@@ -127,19 +181,14 @@ class SampleSource(PackSource):
         The text is one token longer than the inputs when labels need an extra token, which may be
         the only one of the last document.
         """
-        dataset = self._dataset
-        if dataset.shuffle_index is None:
-            raise CorpusError("--defer-npy-index-mmap is not supported with HDP: leave it out.")
-        sample = dataset.shuffle_index[pack]
-        (first, begin), (last, end) = (
-            map(int, row) for row in dataset.sample_index[sample : sample + 2]
-        )
-        documents = [int(d) for d in dataset.document_index[first : last + 1]]
-        lengths = dataset.dataset.sequence_lengths
+        sample = self._shuffle[pack]
+        (first, begin), (last, end) = (map(int, row) for row in self._samples[sample : sample + 2])
+        documents = [int(d) for d in self._documents[first : last + 1]]
         parts = []
         for i, document in enumerate(documents):
             start = begin if i == 0 else 0
-            stop = end + self._extra if i == len(documents) - 1 else int(lengths[document])
+            at_end = i == len(documents) - 1
+            stop = end + self._extra if at_end else int(self._corpus.lengths[document])
             parts.append((document, start, stop - start))
         return parts
 
@@ -155,21 +204,20 @@ class SampleSource(PackSource):
         offset = int(self.lengths(pack)[:position].sum())
         text = self._text(pack, offset + start, offset + stop + 1)
         tokens, labels = text[:-1].copy(), text[1:].copy()
-        pad = self._dataset._pad_token_id
-        loss_mask = np.where(labels == pad, 0.0, 1.0).astype(np.float32)
-        tokens[tokens == pad] = 0
-        labels[labels == pad] = 0
-        return _masked(self._dataset, tokens, labels, loss_mask)
+        loss_mask = np.where(labels == self._pad, 0.0, 1.0).astype(np.float32)
+        tokens[tokens == self._pad] = 0
+        labels[labels == self._pad] = 0
+        return self._corpus.masked(tokens, labels, loss_mask)
 
     def _text(self, pack: int, start: int, stop: int) -> NDArray[np.int64]:
         """Sample positions start .. stop-1; past the end of the text it is padding."""
-        text = np.full(stop - start, self._dataset._pad_token_id, np.int64)
+        text = np.full(stop - start, self._pad, np.int64)
         at = 0
         for document, first, count in self._parts(pack):
             low, high = max(start, at), min(stop, at + count)
             if low < high:
-                text[low - start : high - start] = self._dataset.dataset.get(
-                    document, offset=first + low - at, length=high - low
+                text[low - start : high - start] = self._corpus.get(
+                    document, first + low - at, high - low
                 )
             at += count
         return text
@@ -232,14 +280,3 @@ def source_of(dataset: object) -> PackSource:
         f"the dataset provider returned a {type(dataset).__name__}, which HDP cannot plan for: "
         f"return a GPTDataset, a BlendedDataset, or a megatron_hdp.data.sources.PackSource."
     )
-
-
-def _masked(
-    dataset: GPTDataset,
-    tokens: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    loss_mask: NDArray[np.float32],
-) -> Piece:
-    if dataset.config.eod_mask_loss:
-        loss_mask = np.where(tokens == dataset.config.tokenizer.eod, np.float32(0.0), loss_mask)
-    return Piece(tokens, labels, loss_mask)

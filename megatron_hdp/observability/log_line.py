@@ -16,11 +16,15 @@ def format_line(plan: Plan, record: StepRecord) -> str:
         offloaded = f" | offloaded {record.offloaded_bytes / 2**30:.3f} GiB"
     if record.refused_bytes:
         offloaded += f", {record.refused_bytes / 2**30:.3f} GiB over --hdp-host-memory"
+    loading = ""
+    if record.load_retries:
+        loading = f" | loader asked {record.load_retries} times more"
     return (
         f"hdp: rings {rings}"
         f" | balance {summary.balance:.3f}"
         f" | travelled {100 * summary.travelled_token_share:.1f}%"
         f" | micro-batches {summary.micro_batches_min}-{summary.micro_batches_max}"
         f" | exposed planning {1000 * record.waited_s:.1f} ms"
+        f" | read {record.loaded_tokens} tokens in {1000 * record.loaded_s:.1f} ms{loading}"
         f"{offloaded} | {plan.strategy}"
     )

@@ -24,6 +24,10 @@ def step_metrics(plan: Plan, record: StepRecord) -> dict[str, float]:
         "hdp/offloaded(GiB)": record.offloaded_bytes / GIB,
         "hdp/over the host limit(GiB)": record.refused_bytes / GIB,
         "hdp/exposed planning and loading(ms)": 1000 * record.waited_s,
+        "hdp/loaded(tokens)": float(record.loaded_tokens),
+        "hdp/loaded(MiB)": record.loaded_bytes / MIB,
+        "hdp/loading behind training(ms)": 1000 * record.loaded_s,
+        "hdp/loader retries(count)": float(record.load_retries),
         "hdp/predicted schedule(ms)": 1000 * plan.predicted_step_s,
         "hdp/schedule(ms)": 1000 * record.duration_s,
     }

@@ -97,6 +97,10 @@ class _StepRun:
             pipeline_stage=parallel_state.get_pipeline_model_parallel_rank(),
             strategy=step.plan.strategy,
             waited_s=0.0 if replaying else iterator.waited_s,
+            loaded_s=step.loaded.seconds,
+            loaded_tokens=step.loaded.tokens,
+            loaded_bytes=step.loaded.bytes,
+            load_retries=step.loaded.retries,
             slots=[_slot_record(layout) for layout in step.layouts],
             sequences=f"{step.digest.sequences:016x}",
         )
@@ -121,7 +125,7 @@ class _StepRun:
                 batch,
             )
             for slot, (layout, batch, micro_batch) in enumerate(
-                zip(step.layouts, step.batches, step.micro_batches, strict=True)
+                zip(step.layouts, step.loaded.batches, step.micro_batches, strict=True)
             )
         ]
 

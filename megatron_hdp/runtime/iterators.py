@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state
@@ -16,7 +16,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 
 from megatron_hdp import cpu
 from megatron_hdp.data.errors import CorpusError
-from megatron_hdp.data.sources import source_of
+from megatron_hdp.data.requests import Steps
+from megatron_hdp.data.sources import PackSource, source_of
 from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
@@ -24,11 +25,12 @@ from megatron_hdp.runtime.attention.kernels import describe_choice
 from megatron_hdp.runtime.attention.support import replaced_choices
 from megatron_hdp.runtime.attention.te_partition import te_layout
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss, refused_capacity
-from megatron_hdp.runtime.planner import make_planner, planner_config
+from megatron_hdp.runtime.loading import StreamData, make_loaders
+from megatron_hdp.runtime.planner import planner_config
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.settings import shared_settings
 from megatron_hdp.runtime.sharding import MicroBatchLayout
-from megatron_hdp.runtime.step import HdpDataIterator, StepRequests, StreamConfig
+from megatron_hdp.runtime.step import HdpDataIterator, StreamConfig
 from megatron_hdp.runtime.text import restore_data_state, text_provider
 from megatron_hdp.runtime.validation import ArgumentRefused, check_capacity
 
@@ -106,14 +108,15 @@ def _iterator_provider(provider: Provider, session: Session, args: Namespace) ->
             train, valid, test = provider(num_samples, *more, **kwargs)
         batch, eval_batch = args.global_batch_size, args.eval_global_batch_size
         consumed = args.consumed_train_samples, args.consumed_valid_samples
-        training = _stream("train", train, batch, consumed[0], session, args)
+        streams = (
+            _Stream("train", train, batch, consumed[0]),
+            _Stream("valid", valid, eval_batch, consumed[1]),
+            _Stream("test", test, eval_batch, 0),
+        )
+        training, valid, test = _iterators(streams, session, args)
         if training is not None and args.train_iters:
             training.prefetch()
-        return (
-            training,
-            _stream("valid", valid, eval_batch, consumed[1], session, args),
-            _stream("test", test, eval_batch, 0, session, args),
-        )
+        return training, valid, test
 
     provide.is_distributed = True  # type: ignore[attr-defined]
     return provide
@@ -139,41 +142,61 @@ def _built_on_every_rank() -> Iterator[None]:
         BlendedMegatronDatasetBuilder.__init__ = original
 
 
-def _stream(
-    name: str, dataset: Any, packs_per_step: int, consumed: int, session: Session, args: Namespace
-) -> HdpDataIterator | None:
+class _Stream(NamedTuple):
+    name: str
+    dataset: Any
+    packs_per_step: int
+    consumed: int
+    """Packs that earlier runs took, from the checkpoint."""
+
+
+def _iterators(
+    streams: Sequence[_Stream], session: Session, args: Namespace
+) -> list[HdpDataIterator | None]:
+    """One for every stream that has a dataset; called by all ranks of the world."""
     domain = session.require_domain()
     config = planner_config(args, session.options, domain.size)
     settings = shared_settings(args, config)
     # auto's choice rests on the device's memory, which no argument tells.
     settings["chosen loss"] = repr(choose_loss(session.options, args))
     timeout = timedelta(minutes=session.options.timeout_minutes)
-    agreement = Agreement(name, timeout, settings)
-    if dataset is None:
-        return None
-    if consumed % packs_per_step:
-        raise CorpusError(
-            f"{consumed} samples of {name} were consumed, which is no multiple of the global batch "
-            f"size {packs_per_step}: keep --global-batch-size as it was in the checkpoint."
-        )
-    source = source_of(dataset)
-    if name == "train":
-        restore_data_state(source, consumed, args)
-    requests = StepRequests(source, packs_per_step, name)
+    agreements = {stream.name: Agreement(stream.name, timeout, settings) for stream in streams}
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
-    return HdpDataIterator(
-        source,
-        requests,
-        make_planner(config, requests, session.options),
-        agreement,
-        StreamConfig(
-            name=name,
-            packs_per_step=packs_per_step,
-            first_step=consumed // packs_per_step,
-            rank=domain.rank,
-            multiple_of=tensor_parallel if args.sequence_parallel else 1,
-            timeout_s=timeout.total_seconds(),
-            config_text=repr(sorted(settings.items())),
-            layout=te_layout if session.options.uses_transformer_engine else MicroBatchLayout.build,
-        ),
-    )
+    data = {
+        stream.name: StreamData(
+            *_steps_and_source(stream, args),
+            StreamConfig(
+                name=stream.name,
+                first_step=stream.consumed // stream.packs_per_step,
+                rank=domain.rank,
+                multiple_of=tensor_parallel if args.sequence_parallel else 1,
+                timeout_s=timeout.total_seconds(),
+                config_text=repr(sorted(settings.items())),
+                layout=te_layout
+                if session.options.uses_transformer_engine
+                else MicroBatchLayout.build,
+            ),
+        )
+        for stream in streams
+        if stream.dataset is not None
+    }
+    loaders = make_loaders(data, config, session)
+    return [
+        HdpDataIterator(loaders[stream.name], agreements[stream.name], data[stream.name].config)
+        if stream.name in loaders
+        else None
+        for stream in streams
+    ]
+
+
+def _steps_and_source(stream: _Stream, args: Namespace) -> tuple[Steps, PackSource]:
+    if stream.consumed % stream.packs_per_step:
+        raise CorpusError(
+            f"{stream.consumed} samples of {stream.name} were consumed, which is no multiple of "
+            f"the global batch size {stream.packs_per_step}: keep --global-batch-size as it was "
+            f"in the checkpoint."
+        )
+    source = source_of(stream.dataset)
+    if stream.name == "train":
+        restore_data_state(source, stream.consumed, args)
+    return Steps(stream.name, stream.packs_per_step, len(source)), source

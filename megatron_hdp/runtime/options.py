@@ -12,6 +12,7 @@ from megatron_hdp.data.long_documents import LONG_DOCUMENTS
 from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE
 from megatron_hdp.runtime.help_text import repair_help
 
+LOADERS = ("local", "ray")
 STRATEGIES = ("auto", "dp-balance", "pp-balance", "naive", "static")
 CROSS_ENTROPIES = ("auto", "fused", "chunked", "megatron")
 
@@ -38,6 +39,12 @@ class HdpOptions:
     """Coefficient of logsumexp^2 in each token's loss, in training."""
     device_memory: float | None = None
     """GiB of a rank's device, for the check of capacity and loss; None: what it has."""
+    loader: str = "local"
+    """Who reads: local (each rank its own files) or ray (servers, a scheduler, clients)."""
+    loader_servers: int = 2
+    """Servers of the ray loader."""
+    ray_address: str | None = None
+    """host:port of a Ray cluster to join; None: one is started on this machine."""
     plan_ahead: int = 2
     """Steps that the planning process works ahead of training; 0 plans in the step itself."""
     profile: str | None = None
@@ -117,11 +124,12 @@ def add_hdp_arguments(
         "transformer_engine.",
     )
     _add_loss_arguments(group, default)
+    _add_loader_arguments(group, default)
     group.add_argument(
         "--hdp-plan-ahead",
         type=int,
         default=default.plan_ahead,
-        help="Steps planned ahead in a process of their own; 0 plans in the step itself.",
+        help="Steps planned (and with --hdp-loader ray fetched) ahead; 0 plans in the step itself.",
     )
     group.add_argument(
         "--hdp-profile",
@@ -180,6 +188,26 @@ def _add_data_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> 
         "--hdp-text-key",
         default=default.text_key,
         help="The field of such a record that holds a document's text.",
+    )
+
+
+def _add_loader_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> None:
+    group.add_argument(
+        "--hdp-loader",
+        choices=LOADERS,
+        default=default.loader,
+        help="local: each rank reads its own tokens; ray: servers read for all ranks.",
+    )
+    group.add_argument(
+        "--hdp-loader-servers",
+        type=int,
+        default=default.loader_servers,
+        help="Servers of --hdp-loader ray, a CPU each; the scheduler takes one more.",
+    )
+    group.add_argument(
+        "--hdp-ray-address",
+        default=default.ray_address,
+        help="host:port of a Ray cluster to join; without it one is started on this machine.",
     )
 
 

@@ -7,6 +7,8 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from megatron_hdp import cpu
+from megatron_hdp.data.loading.local import Planner
+from megatron_hdp.data.requests import StepRequests
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
 from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.ahead import PlanAhead
@@ -15,7 +17,6 @@ from megatron_hdp.runtime.device_memory import device_memory
 from megatron_hdp.runtime.model_shape import model_shape
 from megatron_hdp.runtime.moe.support import meets_in_experts
 from megatron_hdp.runtime.options import HdpOptions
-from megatron_hdp.runtime.step import Planner, StepRequests
 from megatron_hdp.runtime.validation import capacity_of
 
 
@@ -62,12 +63,7 @@ class PlanInPlace:
 
 def make_planner(config: PlannerConfig, requests: StepRequests, options: HdpOptions) -> Planner:
     """A planner that works ahead in a process of its own, or in place with --hdp-plan-ahead 0."""
-
-    def request(step: int) -> StepRequest:
-        ids, lengths, packs = requests(step)
-        return StepRequest(ids, lengths, packs, step)
-
     if options.plan_ahead == 0:
-        return PlanInPlace(config, request)
+        return PlanInPlace(config, requests)
     timeout_s = 60 * options.timeout_minutes
-    return PlanAhead(config, request, requests.has, options.plan_ahead, timeout_s)
+    return PlanAhead(config, requests, requests.has, options.plan_ahead, timeout_s)

@@ -30,6 +30,14 @@ class StepRecord:
     """CPU time of the process during the schedule; on a GPU the host's part only."""
     waited_s: float = 0.0
     """Time that the step waited for its plan and its tokens."""
+    loaded_s: float = 0.0
+    """From asking for this rank's tokens to having them, behind training."""
+    loaded_tokens: int = 0
+    """Tokens that the loader brought to this rank."""
+    loaded_bytes: int = 0
+    """Of tokens, labels and masks, as they came."""
+    load_retries: int = 0
+    """Times that another server of the loader had to be asked."""
     ring_bytes: int = 0
     """K/V and dK/dV bytes that this rank sent."""
     offloaded_bytes: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from megatron_hdp.runtime.offload import ActivationOffload
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.runtime.ring_groups import RingGroups
+
+if TYPE_CHECKING:
+    from megatron_hdp.data.remote.cluster import Cluster
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Session:
     """The newest training step's record on this rank."""
     offload: ActivationOffload | None = None
     """Made when the first micro-batch offloads."""
+    loader_cluster: Cluster | None = None
+    """The Ray actors that load, with --hdp-loader ray."""
     log_step: Callable[[Session, int, bool], None] | None = None
     """Called after Megatron's log function, with the iteration and whether it is the first."""
 

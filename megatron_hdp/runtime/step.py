@@ -2,40 +2,24 @@
 """The data iterator with the balance scheduler in it.
 
 A thread prepares the next step while this one trains: it takes the plan (made in another process),
-compares its digest over all ranks, and reads this rank's own tokens. `begin_step()` hands it over.
+compares its digest over all ranks, and has the loader read this rank's own tokens. `begin_step()`
+hands it over.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from megatron_hdp.data.batch import read_batch
-from megatron_hdp.data.errors import CorpusError
-from megatron_hdp.data.sources import SEQUENCES_PER_PACK, PackSource
+from megatron_hdp.data.batch import Batch
+from megatron_hdp.data.loading.loader import Loaded, Loader
 from megatron_hdp.planning.values import MicroBatch, Plan, PlanDigest
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.preparation import Preparation
 from megatron_hdp.runtime.sharding import MicroBatchLayout
-
-Batch = dict[str, torch.Tensor | None]
-Request = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""(ids [S], lengths [S], pack offsets [P+1]) of one step."""
-
-
-class Planner(Protocol):
-    """Anything that gives step k's plan; all ranks must get the same."""
-
-    def get(self, step: int) -> Plan: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +30,7 @@ class PreparedStep:
     plan: Plan
     micro_batches: tuple[MicroBatch, ...]
     layouts: tuple[MicroBatchLayout, ...]
-    batches: tuple[Batch, ...]
+    loaded: Loaded
     digest: PlanDigest
 
 
@@ -63,7 +47,6 @@ class StreamConfig:
     """What one stream (train, valid or test) needs to know."""
 
     name: str
-    packs_per_step: int
     first_step: int
     rank: int
     """This process's HDP rank."""
@@ -75,32 +58,12 @@ class StreamConfig:
     layout: LayoutBuilder = MicroBatchLayout.build
     """How a ring's sequences are cut."""
 
-
-class StepRequests:
-    """Lengths of a step's packs, from the index. Packs are numbered through all steps."""
-
-    def __init__(self, source: PackSource, packs_per_step: int, name: str) -> None:
-        self._source = source
-        self._packs = packs_per_step
-        self._name = name
-
-    def has(self, step: int) -> bool:
-        return (step + 1) * self._packs <= len(self._source)
-
-    def __call__(self, step: int) -> Request:
-        if not self.has(step):
-            raise CorpusError(
-                f"step {step} of {self._name} needs packs up to {(step + 1) * self._packs}, but "
-                f"there are {len(self._source)}: lower --train-iters or --eval-iters."
-            )
-        first = step * self._packs
-        lengths = [self._source.lengths(first + i) for i in range(self._packs)]
-        counts = np.array([len(part) for part in lengths], np.int64)
-        offsets = np.concatenate(([0], np.cumsum(counts)))
-        pack_of = np.repeat(np.arange(self._packs, dtype=np.int64), counts)
-        position = np.arange(offsets[-1], dtype=np.int64) - offsets[:-1][pack_of]
-        ids = (first + pack_of) * SEQUENCES_PER_PACK + position
-        return ids, np.concatenate(lengths), offsets
+    def layouts(self, micro_batches: Iterable[MicroBatch]) -> tuple[MicroBatchLayout, ...]:
+        """What this rank holds of its micro-batches."""
+        return tuple(
+            self.layout(micro_batch, self.rank, multiple_of=self.multiple_of)
+            for micro_batch in micro_batches
+        )
 
 
 class HdpDataIterator:
@@ -113,16 +76,12 @@ class HdpDataIterator:
 
     def __init__(
         self,
-        source: PackSource,
-        requests: StepRequests,
-        planner: Planner,
+        loader: Loader,
         agreement: Agreement,
         config: StreamConfig,
     ) -> None:
         self.config = config
-        self._source = source
-        self._requests = requests
-        self._planner = planner
+        self._loader = loader
         self._agreement = agreement
         self._next_step = config.first_step
         self._pending: Preparation[PreparedStep] | None = None
@@ -142,13 +101,13 @@ class HdpDataIterator:
         self.current = pending.result(self.config.timeout_s)
         self.waited_s = time.perf_counter() - begun
         self._next_step += 1
-        if self._requests.has(self._next_step):
+        if self._loader.has(self._next_step):
             self._pending = self._submit(self._next_step)
         return self.current
 
     def prefetch(self) -> None:
         """Begins to prepare the first step, behind whatever else a program does before it."""
-        if self._pending is None and self._requests.has(self._next_step):
+        if self._pending is None and self._loader.has(self._next_step):
             self._pending = self._submit(self._next_step)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -165,30 +124,23 @@ class HdpDataIterator:
 
     def save_state(self) -> dict[str, Any] | None:
         """What the source needs to go on at the next step (Megatron's external loaders' method)."""
-        return self._source.state(self._next_step * self.config.packs_per_step)
+        return self._loader.state(self._next_step)
 
     def close(self) -> None:
-        """Ends the planning process and the source's. Idempotent."""
-        self._planner.close()
-        self._source.close()
+        """Ends what plans and reads for it. Idempotent."""
+        self._loader.close()
 
     def _submit(self, step: int) -> Preparation[PreparedStep]:
         return Preparation(f"step {step} of {self.config.name}", lambda p: self._prepare(step, p))
 
     def _prepare(self, step: int, preparation: Preparation[PreparedStep]) -> PreparedStep:
         preparation.at("planned")
-        plan = self._planner.get(step)
-        digest = plan.digest(corpus=self._source.fingerprint, config=self.config.config_text)
+        plan = self._loader.plan(step)
+        digest = plan.digest(corpus=self._loader.fingerprint, config=self.config.config_text)
         preparation.at("compared with the other ranks")
         self._agreement.check(step, digest)
         preparation.at("read")
-        rank, multiple_of = self.config.rank, self.config.multiple_of
-        micro_batches = tuple(plan.micro_batches(rank))
-        layouts = tuple(
-            self.config.layout(micro_batch, rank, multiple_of=multiple_of)
-            for micro_batch in micro_batches
-        )
-        batches = tuple(
-            read_batch(self._source, layout.pieces, layout.positions) for layout in layouts
-        )
-        return PreparedStep(step, plan, micro_batches, layouts, batches, digest)
+        micro_batches = tuple(plan.micro_batches(self.config.rank))
+        layouts = self.config.layouts(micro_batches)
+        loaded = self._loader.read(step, layouts)
+        return PreparedStep(step, plan, micro_batches, layouts, loaded, digest)

@@ -19,6 +19,7 @@ from megatron_hdp.runtime.attention.backend_support import attention_refusals
 from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE
 from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.cross_entropy.support import loss_refusals
+from megatron_hdp.runtime.loader_support import loader_refusals
 from megatron_hdp.runtime.moe.support import check_moe_arguments
 
 
@@ -165,7 +166,7 @@ def _own_option_refusals(args: argparse.Namespace) -> list[str]:
     timeout = getattr(args, "hdp_timeout_minutes", 1.0)
     if not timeout > 0:
         found.append(f"--hdp-timeout-minutes {timeout}: give a positive number.")
-    found += _offload_refusals(args) + attention_refusals(args)
+    found += _offload_refusals(args) + attention_refusals(args) + loader_refusals(args)
     profile = getattr(args, "hdp_profile", None)
     if profile is not None:
         try:

@@ -78,17 +78,12 @@ def pretrain(argv: list[str], *, fp64: bool = True, keep_grads: int = 0) -> Reco
 
 def plan_with(make) -> None:
     """This process's data iterators get `make(request, num_ranks)` as their planner."""
-    from megatron_hdp.planning import StepRequest
-    from megatron_hdp.runtime import iterators
+    from megatron_hdp.runtime import loading
 
     def make_planner(config, requests, options):
-        def request(step: int) -> StepRequest:
-            ids, lengths, packs = requests(step)
-            return StepRequest(ids, lengths, packs, step)
+        return make(requests, config.num_ranks)
 
-        return make(request, config.num_ranks)
-
-    iterators.make_planner = make_planner
+    loading.make_planner = make_planner
 
 
 def record(run, fp64: bool, keep_grads: int) -> Recorded:

@@ -86,9 +86,13 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--data-path", "{corpus}", "--hdp-cross-entropy", "chunked", "--use-mup"],
             ["--use-mup", "chunked", "pass --hdp-cross-entropy megatron"],
         ),
+        (
+            ["--data-path", "{corpus}", "--hdp-ray-address", "127.0.0.1:1"],
+            ["--hdp-ray-address 127.0.0.1:1", "needs --hdp-loader ray"],
+        ),
     ],
     ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads fused "
-    "mup".split(),
+    "mup loader".split(),
 )
 def test_one_sentence_and_no_process_group(corpus, tmp_path, argv, words):
     names = {"corpus": corpus, "tmp": tmp_path, "truncated": _truncated(corpus, tmp_path)}

@@ -116,9 +116,9 @@ def test_tied_embeddings_and_a_clip_that_bites_equal_stock(corpus):
 
 def _with_one_wrong(what: str, argv: list[str]):
     """Changes one token's label or position, on HDP rank 1, in the first micro-batch of step 0."""
-    from megatron_hdp.runtime import step
+    from megatron_hdp.data.loading import local
 
-    read, planted = step.read_batch, []
+    read, planted = local.read_batch, []
 
     def read_batch(*args):
         from megatron_hdp.runtime.session import current_session
@@ -130,7 +130,7 @@ def _with_one_wrong(what: str, argv: list[str]):
             planted.append(True)
         return batch
 
-    step.read_batch = read_batch
+    local.read_batch = read_batch
     return pretrain(argv, keep_grads=1)
 
 

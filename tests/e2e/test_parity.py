@@ -125,9 +125,9 @@ def _with_one_wrong_token(argv: list[str]) -> Recorded:
     """Changes one token of the first step's first micro-batch on rank 0."""
     import os
 
-    from megatron_hdp.runtime import step
+    from megatron_hdp.data.loading import local
 
-    read = step.read_batch
+    read = local.read_batch
     planted = []
 
     def read_batch(*args):
@@ -137,5 +137,5 @@ def _with_one_wrong_token(argv: list[str]) -> Recorded:
             batch["tokens"][0, 0] = (batch["tokens"][0, 0] + 1) % 120
         return batch
 
-    step.read_batch = read_batch
+    local.read_batch = read_batch
     return pretrain(argv, fp64=False)

@@ -91,11 +91,25 @@ class TextSource(PackSource):
         self._cursors = array("q", (0, 0, 0))
         """Of packs _first, _first + 1, ...: three numbers each, the last one's pack is not made."""
         self._told: set[int] = set()
-        self._turn = functools.lru_cache(_OPEN_SHARDS)(self._make_turn)
-        self._open = functools.lru_cache(_OPEN_SHARDS)(store.open)
-        self._pack = functools.lru_cache(_KEPT_PACKS)(self._make_pack)
+        self._make_caches()
         text = f"{store.fingerprint} {context_length} {seed} {share} {long_documents}"
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def _make_caches(self) -> None:
+        self._turn = functools.lru_cache(_OPEN_SHARDS)(self._make_turn)
+        self._open = functools.lru_cache(_OPEN_SHARDS)(self._store.open)
+        self._pack = functools.lru_cache(_KEPT_PACKS)(self._make_pack)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that reads for others; it tokenises what it needs itself."""
+        own = {"_lock", "_turn", "_open", "_pack"}
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return state | {"_ahead": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+        self._make_caches()
 
     def __len__(self) -> int:
         return self._num_packs
