@@ -23,7 +23,7 @@ RANKS, STEPS = 4, 8
 def _arguments(corpus: str, trace: Path, *more: str) -> list[str]:
     return [
         "--data-path", corpus, "--train-iters", str(STEPS), "--hdp", "--hdp-strategy", "naive",
-        "--hdp-capacity", "100", "--hdp-timeout-minutes", "0.7", "--hdp-trace", str(trace), *more,
+        "--hdp-capacity", "100", "--hdp-timeout-minutes", "1.5", "--hdp-trace", str(trace), *more,
     ]  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_it_trains_as_the_local_loader_does_though_its_roles_are_killed(corpus, 
     wanted = ends_of(lambda: _train(argv, {}, tmp_path / "none"), RANKS)
     argv = _arguments(corpus, tmp_path / "ray", "--hdp-loader", "ray")
     kills = {2: ("server 0",), 4: ("server 1", "scheduler", "server 0")}
-    got = ends_of(lambda: _train(argv, kills, tmp_path / "pids"), RANKS, timeout_s=110)
+    got = ends_of(lambda: _train(argv, kills, tmp_path / "pids"), RANKS, timeout_s=200)
 
     _assert_gone(json.loads((tmp_path / "pids").read_text()))
     for one, other in zip(got, wanted, strict=True):
