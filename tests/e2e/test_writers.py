@@ -29,7 +29,7 @@ def test_tensorboard_holds_every_interval(corpus, tmp_path):
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     ours = [tag for tag in events.Tags()["scalars"] if tag.startswith("hdp/")]
-    assert len(ours) == 12
+    assert len(ours) == 16
     assert all(tag.endswith(")") for tag in ours)
     assert all([event.step for event in events.Scalars(tag)] == [2, 4] for tag in ours)
     rings = [event.value for event in events.Scalars("hdp/rings(count)")]
@@ -51,7 +51,7 @@ def test_wandb_gets_the_same(corpus, tmp_path, monkeypatch):
     steps = {row["_step"]: row for row in _wandb_history(path)}
     assert sorted(steps) == [2, 4]
     for step, row in steps.items():
-        assert len([name for name in row if name.startswith("hdp/")]) == 12
+        assert len([name for name in row if name.startswith("hdp/")]) == 16
         assert row["hdp/rings(count)"] == len(recorded.rings[step - 1])
 
 
