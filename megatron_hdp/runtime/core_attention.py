@@ -15,8 +15,10 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from megatron_hdp.runtime.attention import ring_attention, select_kernel
+from megatron_hdp.runtime.attention.support import attention_window
 from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.session import current_session
 
@@ -24,6 +26,13 @@ from megatron_hdp.runtime.session import current_session
 def carried_state(packed_seq_params: PackedSeqParams | None) -> MicroBatchState | None:
     """The micro-batch state that travels with a forward (`packed_seq_params.hdp`), or None."""
     return getattr(packed_seq_params, "hdp", None)
+
+
+def layer_window(config: TransformerConfig, layer_number: int) -> int | None:
+    """Tokens that a token of this layer (from 1) sees before itself; None: all."""
+    if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
+        return attention_window(config)
+    return None
 
 
 def run_ring(
@@ -36,13 +45,17 @@ def run_ring(
     """HDP's own ring: query [t, n, d], key and value [t, g, d] -> [t, n * d].
 
     Args:
-        module: the core attention; its `softmax_scale` and `layer_number` are used.
+        module: the core attention; its `softmax_scale`, `layer_number`, `softmax_offset` (the
+            sinks of --softmax-type, None without) and its config's windows are used.
     """
+    config = module.config
+    sink = getattr(module, "softmax_offset", None)
     kernel = select_kernel(
         current_session().options.attention,
         device=query.device,
         dtype=query.dtype,
         head_dim=query.shape[-1],
+        windowed=attention_window(config) is not None,
     )
     out = ring_attention(
         query,
@@ -52,6 +65,8 @@ def run_ring(
         kernel=kernel,
         softmax_scale=module.softmax_scale,
         layer_number=module.layer_number,
+        window=layer_window(config, module.layer_number),
+        sink=None if sink is None else sink.reshape(-1),
     )
     return out.reshape(out.shape[0], -1)
 

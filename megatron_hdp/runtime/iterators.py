@@ -22,7 +22,7 @@ from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention.kernels import describe_choice
-from megatron_hdp.runtime.attention.support import replaced_choices
+from megatron_hdp.runtime.attention.support import attention_window, replaced_choices
 from megatron_hdp.runtime.attention.te_partition import te_layout
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss, refused_capacity
 from megatron_hdp.runtime.loading import StreamData, make_loaders
@@ -88,6 +88,7 @@ def _announce(session: Session, args: Namespace) -> None:
         device=torch.device("cpu" if cpu.is_installed() else "cuda"),
         dtype=args.params_dtype,
         head_dim=args.kv_channels,
+        windowed=attention_window(args) is not None,
     )
     print_rank_0(
         f"hdp: domain of {size} ranks, capacity {config.capacity} tokens, strategy "

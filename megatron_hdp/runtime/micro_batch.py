@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from megatron_hdp.runtime.sharding import (
     RingStep,
     Rows,
 )
+from megatron_hdp.runtime.windows import windowed_calls
 
 if TYPE_CHECKING:
     from megatron_hdp.runtime.attention.transformer_engine import TEMicroBatch
@@ -34,6 +35,8 @@ class VarlenArguments:
     """int32 [n+1]."""
     max_q: int
     max_k: int
+    window: int | None = None
+    """As in Boundaries."""
 
 
 DeviceRows = slice | torch.Tensor
@@ -47,6 +50,16 @@ class CallTensors:
     q_rows: DeviceRows
     k_rows: DeviceRows
     arguments: VarlenArguments
+
+
+@dataclass(frozen=True)
+class AttentionCalls:
+    """The kernel calls of one layer, the same in forward and backward."""
+
+    own: VarlenArguments
+    """Step 0: causal, over all that is here."""
+    blocks: tuple[tuple[CallTensors, ...], ...]
+    """What else to compute with the K/V of each hop; hop 0: this rank's own. Without a ring: ()."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,26 @@ class MicroBatchState:
     """Share of what each layer saves that waits for backward on the host."""
     transformer_engine: TEMicroBatch | None = None
     """With it Transformer Engine's attention runs the micro-batch, else HDP's ring."""
+
+    _windowed: dict[int, AttentionCalls] = field(default_factory=dict, repr=False, compare=False)
+
+    def calls(self, window: int | None) -> AttentionCalls:
+        """The kernel calls of a layer; those for a window are made when first asked for.
+
+        Args:
+            window: tokens that a token sees before itself; None: all.
+        """
+        if window is None:
+            full = ((), *(() if call is None else (call,) for call in self.steps))
+            return AttentionCalls(self.own, full if self.steps else ())
+        if window not in self._windowed:
+            calls, device = windowed_calls(self.layout, window), self.positions.device
+            move = _CallMover(device)
+            self._windowed[window] = AttentionCalls(
+                _arguments(device, calls.own),
+                tuple(tuple(move(call) for call in hop) for hop in calls.blocks),
+            )
+        return self._windowed[window]
 
     @cached_property
     def sequence_of_row(self) -> torch.Tensor:
@@ -117,25 +150,34 @@ class MicroBatchState:
         )
 
 
+class _CallMover:
+    """Moves BlockCalls to a device; equal rows become one index tensor."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._indices: dict[bytes, torch.Tensor] = {}
+
+    def __call__(self, call: BlockCall) -> CallTensors:
+        return CallTensors(
+            self._rows(call.q_rows),
+            self._rows(call.k_rows),
+            _arguments(self._device, call.boundaries),
+        )
+
+    def _rows(self, rows: Rows) -> DeviceRows:
+        if isinstance(rows, slice):
+            return rows
+        key = rows.tobytes()
+        if key not in self._indices:
+            self._indices[key] = on_device(self._device, rows)
+        return self._indices[key]
+
+
 def _steps(
     device: torch.device, ring_steps: tuple[RingStep, ...]
 ) -> tuple[CallTensors | None, ...]:
-    indices: dict[bytes, torch.Tensor] = {}
-
-    def rows(given: Rows) -> DeviceRows:
-        if isinstance(given, slice):
-            return given
-        key = given.tobytes()
-        if key not in indices:
-            indices[key] = on_device(device, given)
-        return indices[key]
-
-    def call(given: BlockCall) -> CallTensors:
-        return CallTensors(
-            rows(given.q_rows), rows(given.k_rows), _arguments(device, given.boundaries)
-        )
-
-    return tuple(None if step.call is None else call(step.call) for step in ring_steps)
+    move = _CallMover(device)
+    return tuple(None if step.call is None else move(step.call) for step in ring_steps)
 
 
 def _arguments(device: torch.device, boundaries: Boundaries) -> VarlenArguments:
@@ -144,6 +186,7 @@ def _arguments(device: torch.device, boundaries: Boundaries) -> VarlenArguments:
         on_device(device, boundaries.cu_k),
         boundaries.max_q,
         boundaries.max_k,
+        boundaries.window,
     )
 
 

@@ -30,6 +30,9 @@ class Boundaries:
     """[n+1] cumulative k rows."""
     max_q: int
     max_k: int
+    window: int | None = None
+    """Keys that a row sees before its own place, where a layer has a window. Counted as
+    FlashAttention does: in a block that is not causal, the last row's place is the last key."""
 
 
 Rows = slice | NDArray[np.int64]
@@ -147,7 +150,7 @@ class MicroBatchLayout:
             rows_per_sequence=tuple(lengths),
             num_ring_sequences=len(shards),
             peer_ring_tokens=peer_ring_tokens,
-            own=_boundaries(own, own),
+            own=call_boundaries(own, own),
             steps=steps,
         )
 
@@ -207,20 +210,26 @@ def _ring_step(sequences: Seq[Sequence], ring_size: int, index: int, source: int
     if not q_rows:
         return RingStep(source, None)
     return RingStep(
-        source, BlockCall(_rows(q_rows), _rows(k_rows), _boundaries(q_lengths, k_lengths))
+        source,
+        BlockCall(joined_rows(q_rows), joined_rows(k_rows), call_boundaries(q_lengths, k_lengths)),
     )
 
 
-def _rows(ranges: list[tuple[int, int]]) -> Rows:
+def joined_rows(ranges: list[tuple[int, int]]) -> Rows:
+    """Ranges of rows, in order, as one index."""
     if all(end == begin for (_, end), (begin, _) in pairwise(ranges)):
         return slice(ranges[0][0], ranges[-1][1])
     return np.concatenate([np.arange(begin, end) for begin, end in ranges])
 
 
-def _boundaries(q_lengths: Seq[int], k_lengths: Seq[int]) -> Boundaries:
+def call_boundaries(
+    q_lengths: Seq[int], k_lengths: Seq[int], window: int | None = None
+) -> Boundaries:
+    """One call over sequences of these lengths."""
     return Boundaries(
         np.concatenate(([0], np.cumsum(q_lengths))).astype(np.int32),
         np.concatenate(([0], np.cumsum(k_lengths))).astype(np.int32),
         max(q_lengths),
         max(k_lengths),
+        window,
     )

@@ -20,6 +20,7 @@ from megatron_hdp.planning.values import MicroBatch, Ring
 from megatron_hdp.planning.values import Sequence as SequenceOf
 from megatron_hdp.runtime.attention import Kernel
 from megatron_hdp.runtime.attention.ring import ring_backward, ring_forward
+from megatron_hdp.runtime.attention.sinks import add_sink, sink_gradient
 from megatron_hdp.runtime.communicator import Channel, DomainCommunicators, TransferLabel
 from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.sharding import MicroBatchLayout
@@ -146,14 +147,23 @@ class VirtualRank:
     inputs: Tensors
     grad_out: torch.Tensor
 
-    def run(self, kernel: Kernel) -> list[torch.Tensor]:
-        """[out, dq, dk, dv] of this rank's rows; the other ranks must run too."""
-        scale = self.inputs[0].shape[-1] ** -0.5
-        out, lse = ring_forward(*self.inputs, self.state, kernel, scale, 1)
+    def run(
+        self, kernel: Kernel, window: int | None = None, sink: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """[out, dq, dk, dv] of this rank's rows, with a sink also its gradient.
+
+        The other ranks must run too.
+        """
+        q, k, v = self.inputs
+        scale = q.shape[-1] ** -0.5
+        out, lse = ring_forward(q, k, v, self.state, kernel, scale, 1, window)
+        if sink is not None:
+            add_sink(out, lse, sink)
         gradients = ring_backward(
-            self.grad_out, *self.inputs, out, lse, self.state, kernel, scale, 1
+            self.grad_out, q, k, v, out, lse, self.state, kernel, scale, 1, window
         )
-        return [out, *gradients]
+        sinks = [] if sink is None else [sink_gradient(self.grad_out, out, lse, sink)]
+        return [out, *gradients, *sinks]
 
 
 def virtual_ranks(
@@ -184,8 +194,13 @@ def virtual_ranks(
     return ranks
 
 
-def run_virtual_ranks(ranks: Sequence[VirtualRank], kernel: Kernel) -> list[list[torch.Tensor]]:
-    """Runs every rank's forward and backward: [out, dq, dk, dv] of each.
+def run_virtual_ranks(
+    ranks: Sequence[VirtualRank],
+    kernel: Kernel,
+    window: int | None = None,
+    sink: torch.Tensor | None = None,
+) -> list[list[torch.Tensor]]:
+    """Runs every rank's forward and backward: what `VirtualRank.run` gives, of each.
 
     Raises:
         RuntimeError: a rank failed.
@@ -195,7 +210,7 @@ def run_virtual_ranks(ranks: Sequence[VirtualRank], kernel: Kernel) -> list[list
     def run(index: int) -> None:
         rank = ranks[index]
         with rank.state.communicators.turns:  # type: ignore[attr-defined]
-            results[index] = rank.run(kernel)
+            results[index] = rank.run(kernel, window, sink)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(ranks))]
     for thread in threads:
@@ -213,10 +228,13 @@ def virtual_ring(
     whole: dict[int, Tensors],
     grad_out: dict[int, torch.Tensor],
     kernel: Kernel,
+    *,
+    window: int | None = None,
+    sink: torch.Tensor | None = None,
 ) -> list[tuple[MicroBatchLayout, list[torch.Tensor]]]:
-    """Runs one slot of every rank and returns each rank's layout and [out, dq, dk, dv]."""
+    """Runs one slot of every rank: each rank's layout, and what `VirtualRank.run` gives."""
     ranks = virtual_ranks(micro_batches, whole, grad_out)
-    results = run_virtual_ranks(ranks, kernel)
+    results = run_virtual_ranks(ranks, kernel, window, sink)
     return [(rank.layout, result) for rank, result in zip(ranks, results, strict=True)]
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from megatron_hdp.runtime.attention.support import (
     SETTINGS,
+    attention_window,
     check_attention_config,
     replaced_choices,
 )
 
 ASKED = {
     "multi_latent_attention": True,
-    "window_size": (128, 0),
-    "softmax_type": "learnable",
     "attention_dropout": 0.1,
     "apply_query_key_layer_scaling": True,
     "qk_clip": True,
@@ -38,6 +37,23 @@ def test_one_sentence_names_flag_and_value(attribute):
     assert sentence.startswith("--" + attribute.replace("_", "-"))
     assert value is True or str(value) in sentence
     assert "train without --hdp" in sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [((128, 0), 128), ((0, 0), 0), ((-1, -1), None), ((-1, 0), None), (None, None)],
+)
+def test_windows_that_end_at_the_token_are_honoured(given, window):
+    config = SimpleNamespace(window_size=given)
+    assert check_attention_config(config) == []
+    assert attention_window(config) == window
+
+
+@pytest.mark.parametrize("given", [(128, 64), (128, -1), (-1, 5), (128,)])
+def test_other_windows_are_one_sentence(given):
+    (sentence,) = check_attention_config(SimpleNamespace(window_size=given))
+    assert f"--window-size {','.join(map(str, given))}: " in sentence
+    assert "pass --window-size 128,0" in sentence
 
 
 def test_megatrons_own_defaults_pass_and_the_names_are_its_own(megatron_on_cpu):
@@ -61,9 +77,9 @@ def test_a_model_built_elsewhere_is_refused_too(megatron_on_cpu):
 
     config = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=2, attention_dropout=0.0,
-        calculate_per_token_loss=True, softmax_type="off-by-one",
+        calculate_per_token_loss=True, window_size=(8, 8),
     )  # fmt: skip
-    with pytest.raises(RuntimeError, match="--softmax-type off-by-one"):
+    with pytest.raises(RuntimeError, match=r"--window-size 8,8: .* pass --window-size 8,0"):
         check_config(config)
 
 
@@ -80,8 +96,10 @@ def test_every_attention_setting_of_megatron_is_sorted(megatron_on_cpu):
     assert found - sorted_out == {
         # Honoured: sizes, the scale, and what acts before or behind core attention.
         "num_attention_heads", "softmax_scale", "attention_output_gate", "mup_attn_scale_power",
+        # Honoured by the ring's own softmax.
+        "window_size", "window_attn_skip_freq", "softmax_type",
         # Details of settings that are refused.
-        "window_attn_skip_freq", "qk_clip_alpha", "qk_clip_threshold", "use_kitchen",
+        "qk_clip_alpha", "qk_clip_threshold", "use_kitchen",
         "kitchen_attention_backend", "experimental_attention_variant_loss_scale_func",
         # The ring's softmax is in fp32; inference only.
         "attention_softmax_in_fp32", "masked_softmax_fusion", "flash_decode",

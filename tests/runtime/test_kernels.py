@@ -40,15 +40,34 @@ def _chosen(name="auto", device=CUDA, dtype=torch.bfloat16, head_dim=128):
 
 
 def _ring_error(kernel):
+    """The worst of rings with all tokens seen, and with windows."""
     micro_batches = _slot((0, 1, 2), [37, 1], {0: [5, 1], 2: [13]}, 3)
     whole, gradients = _tensors(micro_batches, 4, 2, 8)
-    return worst_ring_error(virtual_ring(micro_batches, whole, gradients, kernel), whole, gradients)
+    return max(
+        worst_ring_error(
+            virtual_ring(micro_batches, whole, gradients, kernel, window=window),
+            whole, gradients, window=window,
+        )
+        for window in (None, 3, 9)
+    )  # fmt: skip
 
 
 # What stands behind the interfaces.
 
 
-def _exact_forward(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale):
+def _window(cu_q, cu_k, causal, left, right):
+    """None or the left side; FlashAttention's open right side reaches max_k keys, not all."""
+    if left in (None, -1):
+        assert right in (None, -1)
+        return None
+    assert right == (0 if causal else -1)
+    assert causal or bool((cu_q.diff() <= cu_k.diff()).all()), "first rows would see no key"
+    return left
+
+
+def _exact_forward(
+    q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, window_left=None, window_right=None
+):
     assert cu_q.dtype == cu_k.dtype == torch.int32
     assert max_q >= int(cu_q.diff().max()), "a longest query that is too small"
     assert max_k >= int(cu_k.diff().max())
@@ -56,13 +75,19 @@ def _exact_forward(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale):
     assert int(cu_q.diff().min()) > 0, "rows without a key have LSE +inf"
     assert int(cu_k.diff().min()) > 0
     assert (int(cu_q[-1]), int(cu_k[-1])) == (len(q), len(k)), "rows would stay uninitialised"
-    return Reference().forward(q, k, v, VarlenArguments(cu_q, cu_k, max_q, max_k), causal, scale)
+    window = _window(cu_q, cu_k, causal, window_left, window_right)
+    arguments = VarlenArguments(cu_q, cu_k, max_q, max_k, window)
+    return Reference().forward(q, k, v, arguments, causal, scale)
 
 
-def _exact_backward(do, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, scale):
+def _exact_backward(
+    do, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, scale,
+    window_left=None, window_right=None,
+):  # fmt: skip
     assert lse.is_contiguous()
     assert lse.shape == (q.shape[1], len(q))
-    arguments = VarlenArguments(cu_q, cu_k, max_q, max_k)
+    window = _window(cu_q, cu_k, causal, window_left, window_right)
+    arguments = VarlenArguments(cu_q, cu_k, max_q, max_k, window)
     return Reference().backward(do, q, k, v, out, lse, arguments, causal, scale)
 
 
@@ -74,12 +99,16 @@ def _register_on_cpu():
                 window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None,
                 block_table=None, num_splits=None):  # fmt: skip
         assert (dropout, debug) == (0.0, False)
-        out, lse = _exact_forward(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale)
+        window = (window_size_left, window_size_right)
+        out, lse = _exact_forward(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, *window)
         return out, lse, torch.empty(0), torch.empty(0), torch.empty(0)
 
     def backward(do, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, rng, unused, *,
                  scale=None, window_size_left=None, window_size_right=None):  # fmt: skip
-        return _exact_backward(do, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, scale)
+        window = (window_size_left, window_size_right)
+        return _exact_backward(
+            do, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal, scale, *window
+        )
 
     library = torch.library.Library("aten", "IMPL", "CPU")
     library.impl("_flash_attention_forward", forward)
@@ -169,9 +198,16 @@ def _function(parameters, body):
     return function
 
 
+def _sides(x):
+    """The window under either name."""
+    if hasattr(x, "window_size"):
+        return x.window_size or (None, None)
+    return getattr(x, "window_size_left", None), getattr(x, "window_size_right", None)
+
+
 def _flash_forward(x):
     out, lse = _exact_forward(x.q, x.k, x.v, x.cu_seqlens_q, x.cu_seqlens_k, max(x.max_seqlen_q, 2),
-                              x.max_seqlen_k, x.causal, x.softmax_scale)  # fmt: skip
+                              x.max_seqlen_k, x.causal, x.softmax_scale, *_sides(x))  # fmt: skip
     return out, lse, torch.empty(0), torch.empty(0)
 
 
@@ -183,7 +219,7 @@ def _flash_backward(x):
     causal = x.causal if hasattr(x, "causal") else x.is_causal
     found = _exact_backward(
         x.dout, x.q, x.k, x.v, x.out, x.softmax_lse, x.cu_seqlens_q, x.cu_seqlens_k,
-        x.max_seqlen_q, x.max_seqlen_k, causal, x.softmax_scale,
+        x.max_seqlen_q, x.max_seqlen_k, causal, x.softmax_scale, *_sides(x),
     )  # fmt: skip
     for place, value in zip((x.dq, x.dk, x.dv), found, strict=True):
         place.copy_(value)
@@ -265,6 +301,18 @@ def test_deterministic_mode_reaches_backward(packages):
     finally:
         torch.use_deterministic_algorithms(False)
     assert set(seen_deterministic) == {True}
+
+
+def test_a_build_without_windows_is_refused_for_them_alone(packages):
+    forward, backward = (
+        " ".join(word for word in names.split() if not word.startswith("window_size"))
+        for names in (FORWARD_3, BACKWARD_3)
+    )
+    packages("flash_attn_interface", "_flash_attn", forward, backward)
+    assert _chosen() == "flash_attn_3"
+    options = {"device": CUDA, "dtype": torch.bfloat16, "head_dim": 128, "windowed": True}
+    assert kernels.select_kernel("auto", **options).name == "torch_flash"
+    assert "take no window_size" in kernels.choice_refusal("flash_attn_3", **options)
 
 
 def test_an_old_package_is_named(packages):

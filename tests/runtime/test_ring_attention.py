@@ -10,6 +10,8 @@ from megatron_hdp.cpu.launch import run_ranks
 from megatron_hdp.planning.values import MicroBatch, Ring, Sequence
 from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
 from megatron_hdp.runtime.attention.reference import Reference
+from megatron_hdp.runtime.sharding import MicroBatchLayout
+from megatron_hdp.runtime.windows import windowed_calls
 from megatron_hdp.testing.attention import worst_ring_error
 from megatron_hdp.testing.virtual_ranks import rank_tensors, virtual_ring
 
@@ -49,14 +51,19 @@ CASES = {
     "non-monotone ring": ((3, 0, 2), [41, 7], {1: [8], 0: [3]}, 4),
     "shared ring, one token": ((0, 1, 2, 3), [1, 64, 3], {3: [2]}, 4),
     "fewer tokens than 2P": ((0, 1, 2, 3, 4), [3, 9, 2], {0: [4], 2: [1]}, 5),
+    "ring of 6": ((5, 1, 4, 0, 2, 3), [50, 11], {3: [1]}, 6),
+    "ring of 7": (tuple(range(7)), [95], {}, 7),
     "ring of 8": (tuple(range(8)), [133], {r: [r + 1] for r in range(8)}, 8),
     "ring of 16": (tuple(range(16)), [97, 300], {}, 16),
     "local only": ((), [], {0: [17, 1, 30]}, 1),
 }
 
 
+SHAPES = [(2, 2, 64), (8, 2, 96), (8, 1, 128)]
+
+
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 8), (8, 2, 16), (8, 1, 13)])
+@pytest.mark.parametrize(("heads", "groups", "dim"), [*SHAPES, (4, 4, 13)])
 def test_virtual_ring_in_fp64(case, heads, groups, dim):
     micro_batches = _slot(*CASES[case])
     whole, gradients = _tensors(micro_batches, heads, groups, dim)
@@ -65,17 +72,44 @@ def test_virtual_ring_in_fp64(case, heads, groups, dim):
         assert worst_ring_error(results, whole, gradients) < 1e-12
 
 
-@pytest.mark.parametrize("dim", [64, 96, 128])
-def test_virtual_ring_in_bf16_is_as_good_as_one_call(dim):
-    """The ring's error is measured beside a single kernel call's own."""
-    sizes = {"ring": ((0, 1, 2, 3), [512], {}, 4), "one call": ((), [], {0: [512]}, 1)}
-    errors = {}
-    for name, size in sizes.items():
-        micro_batches = _slot(*size)
-        whole, gradients = _tensors(micro_batches, 4, 2, dim, torch.bfloat16)
-        results = virtual_ring(micro_batches, whole, gradients, CpuFlash())
-        errors[name] = worst_ring_error(results, whole, gradients)
-    assert errors["ring"] < 2 * errors["one call"]
+@pytest.mark.parametrize("case", CASES)
+def test_virtual_ring_with_windows_and_sinks_in_fp64(case):
+    micro_batches = _slot(*CASES[case])
+    whole, gradients = _tensors(micro_batches, 8, 2, 8)
+    sink = torch.linspace(-2, 2, 8, dtype=torch.float64)
+    for kernel in (CpuFlash(), Reference()):
+        for window, kind in ((None, sink), (1, None), (7, sink), (40, None), (1000, sink)):
+            soft = {"window": window, "sink": kind}
+            results = virtual_ring(micro_batches, whole, gradients, kernel, **soft)
+            assert worst_ring_error(results, whole, gradients, **soft) < 1e-12
+    wrong = dict(soft, window=6)  # a window that is one too small, where one bites
+    results = virtual_ring(micro_batches, whole, gradients, kernel, window=7, sink=sink)
+    assert worst_ring_error(results, whole, gradients, **wrong) > 1e-3
+
+
+def test_a_window_skips_what_is_outside_it():
+    layout = MicroBatchLayout.build(_slot((0, 1, 2, 3), [8000], {}, 4)[1], 1)
+    calls = windowed_calls(layout, 100)
+    # Only neighbours among the 8 chunks meet: chunk 0 before 1, chunk 5 before 6.
+    assert [len(hop) for hop in calls.blocks] == [0, 1, 0, 1]
+    staircase = calls.blocks[1][0].boundaries
+    assert (staircase.max_q, staircase.max_k, staircase.window) == (100, 100, 0)
+
+
+@pytest.mark.parametrize(("heads", "groups", "dim"), SHAPES)
+def test_virtual_ring_in_bf16_is_as_good_as_one_call(heads, groups, dim):
+    """The ring's error against fp64 beside that of single kernel calls on whole sequences."""
+    slots = [*CASES.values(), ((0, 1, 2, 3), [512], {}, 4)]
+    for slot in slots:
+        ring = _slot(*slot)
+        whole, gradients = _tensors(ring, heads, groups, dim, torch.bfloat16)
+        sequences = {s for mb in ring for s in (*mb.ring_sequences, *mb.local_sequences)}
+        calls = [MicroBatch(0, None, (), tuple(sorted(sequences)))]
+        ring_error, call_error = (
+            worst_ring_error(virtual_ring(mbs, whole, gradients, CpuFlash()), whole, gradients)
+            for mbs in (ring, calls)
+        )
+        assert ring_error < 2 * call_error
 
 
 def test_a_wrong_token_is_seen():
@@ -86,10 +120,19 @@ def test_a_wrong_token_is_seen():
     assert worst_ring_error(results, whole, gradients) > 1e-9
 
 
-@pytest.mark.parametrize("case", ["non-monotone ring", "fewer tokens than 2P"])
+GLOO = {
+    "non-monotone ring": {},
+    "fewer tokens than 2P": {},
+    "shared ring, one token": {"window": 12, "sink": torch.linspace(-2, 2, 8, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("case", GLOO)
 def test_real_processes_over_gloo(case):
     micro_batches = _slot(*CASES[case])
     whole, gradients = _tensors(micro_batches, 8, 2, 16)
+
+    soft = GLOO[case]
 
     def run():
         from datetime import timedelta
@@ -99,7 +142,6 @@ def test_real_processes_over_gloo(case):
         from megatron_hdp.runtime.attention import ring_attention
         from megatron_hdp.runtime.communicator import DomainCommunicators
         from megatron_hdp.runtime.micro_batch import MicroBatchState
-        from megatron_hdp.runtime.sharding import MicroBatchLayout
 
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
@@ -111,13 +153,17 @@ def test_real_processes_over_gloo(case):
         state = MicroBatchState.build(
             layout, step=0, slot=0, communicators=communicators, device=torch.device("cpu")
         )
-        out = ring_attention(*tensors, state, kernel=CpuFlash(), softmax_scale=0.25, layer_number=1)
+        tensors += [x.clone().requires_grad_() for key, x in soft.items() if key == "sink"]
+        out = ring_attention(
+            *tensors[:3], state, kernel=CpuFlash(), softmax_scale=0.25, layer_number=1,
+            window=soft.get("window"), sink=tensors[3] if "sink" in soft else None,
+        )  # fmt: skip
         rows = [gradients[s][start:stop] for s, start, stop in layout.pieces]
         grads = torch.autograd.grad(out, tensors, torch.cat(rows))
         return layout, [x.detach() for x in (out, *grads)]
 
     results = run_ranks(run, len(micro_batches), timeout_s=60)
-    assert worst_ring_error(results, whole, gradients) < 1e-12
+    assert worst_ring_error(results, whole, gradients, **soft) < 1e-12
 
 
 def test_a_missing_peer_ends_in_one_sentence():

@@ -9,6 +9,7 @@ import torch
 
 from megatron_hdp import cpu
 from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE, choice_refusal
+from megatron_hdp.runtime.attention.support import attention_window
 
 
 def attention_refusals(args: argparse.Namespace) -> list[str]:
@@ -23,6 +24,7 @@ def attention_refusals(args: argparse.Namespace) -> list[str]:
         device=torch.device("cpu" if cpu.is_installed() else "cuda"),
         dtype=_dtype(args),
         head_dim=_head_dim(args),
+        windowed=attention_window(args) is not None,
     )
     if refusal:
         return [refusal]

@@ -22,6 +22,7 @@ from megatron_hdp.runtime.attention.torch_flash import (
     import_refusal,
     installed_version,
     no_decode_path,
+    window_keywords,
 )
 from megatron_hdp.runtime.micro_batch import VarlenArguments
 
@@ -56,6 +57,10 @@ class FlashAttn2:
             MODULE_2, "_flash_attn_varlen", "flash-attn 2.7 or newer", FORWARD_2, BACKWARD_2,
         )  # fmt: skip
 
+    @staticmethod
+    def window_refusal() -> str | None:
+        return None
+
     def forward(
         self,
         q: torch.Tensor,
@@ -69,7 +74,7 @@ class FlashAttn2:
             q=q, k=k, v=v, cu_seqlens_q=arguments.cu_q, cu_seqlens_k=arguments.cu_k,
             max_seqlen_q=no_decode_path(arguments.max_q), max_seqlen_k=arguments.max_k,
             dropout_p=0.0, softmax_scale=scale, causal=causal,
-            window_size_left=-1, window_size_right=-1,
+            **window_keywords(arguments, causal),
         )  # fmt: skip
         return out, lse
 
@@ -92,7 +97,7 @@ class FlashAttn2:
             cu_seqlens_q=arguments.cu_q, cu_seqlens_k=arguments.cu_k,
             max_seqlen_q=arguments.max_q, max_seqlen_k=arguments.max_k,
             dropout_p=0.0, softmax_scale=scale, causal=causal,
-            window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
+            softcap=0.0, alibi_slopes=None, **window_keywords(arguments, causal),
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         return dq, dk, dv
@@ -130,6 +135,13 @@ class FlashAttn3:
             _module_3(), "_flash_attn", "FlashAttention 3.0", FORWARD_3, BACKWARD_3
         )
 
+    @staticmethod
+    def window_refusal() -> str | None:
+        functions = _functions(_module_3(), "_flash_attn")
+        if all({"window_size", "window_size_left"} & set(_parameters(f)) for f in functions):
+            return None
+        return "its functions take no window_size: install FlashAttention 3.0"
+
     def forward(
         self,
         q: torch.Tensor,
@@ -142,7 +154,7 @@ class FlashAttn3:
         out, lse, *_ = self._forward(
             q=q, k=k, v=v, cu_seqlens_q=arguments.cu_q, cu_seqlens_k=arguments.cu_k,
             max_seqlen_q=arguments.max_q, max_seqlen_k=arguments.max_k,
-            softmax_scale=scale, causal=causal,
+            softmax_scale=scale, causal=causal, **_window_3(self._forward, arguments, causal),
         )  # fmt: skip
         return out, lse
 
@@ -165,8 +177,20 @@ class FlashAttn3:
             cu_seqlens_q=arguments.cu_q, cu_seqlens_k=arguments.cu_k,
             max_seqlen_q=arguments.max_q, max_seqlen_k=arguments.max_k, softmax_scale=scale,
             deterministic=torch.are_deterministic_algorithms_enabled(), **{self._causal: causal},
+            **_window_3(self._backward, arguments, causal),
         )  # fmt: skip
         return dq, dk, dv
+
+
+def _window_3(
+    function: functools.partial[Any], arguments: VarlenArguments, causal: bool
+) -> dict[str, Any]:
+    """The window under the name that this build has for it; nothing without one."""
+    if arguments.window is None:
+        return {}
+    sides = window_keywords(arguments, causal)
+    names = _parameters(function.func)
+    return sides if "window_size_left" in names else {"window_size": tuple(sides.values())}
 
 
 def _module_3() -> str:

@@ -16,9 +16,10 @@ class Kernel(Protocol):
     """Varlen attention of packed sequences, with LSE out and an external merged LSE in backward.
 
     q is [Tq, H, D], k and v are [Tk, G, D] with H a multiple of G; LSE is [H, Tq], natural log,
-    float32 (float64 for float64 inputs). `causal` is only asked for with equal q and k boundaries.
-    No sequence is empty on either side. Inputs are contiguous and left alone; what is returned is
-    fresh memory, since the ring adds to it in place.
+    float32 (float64 for float64 inputs). `causal` is only asked for with equal q and k boundaries,
+    and a window without it only with no more rows than keys. Every row sees a key, and no sequence
+    is empty on either side. Inputs are contiguous and left alone; what is returned is fresh memory,
+    since the ring adds to it in place.
     """
 
     name: str
@@ -107,8 +108,13 @@ def _candidates(name: str, device: torch.device) -> tuple[str, ...]:
 
 
 @functools.lru_cache
-def select_kernel(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
+def select_kernel(
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool = False
+) -> Kernel:
     """The kernel of that name, or for "auto" the best one that can do these inputs.
+
+    Args:
+        windowed: a layer of the model has a sliding window.
 
     Raises:
         ValueError: there is no such kernel, or it cannot do these inputs.
@@ -124,6 +130,8 @@ def select_kernel(name: str, *, device: torch.device, dtype: torch.dtype, head_d
     for candidate in _candidates(name, device):
         kernel = _load(candidate)
         reason = kernel.refusal(device, dtype, head_dim)
+        if reason is None and windowed:
+            reason = kernel.window_refusal()
         if reason is None:
             found: Kernel = kernel()
             return found
@@ -135,23 +143,27 @@ def select_kernel(name: str, *, device: torch.device, dtype: torch.dtype, head_d
 
 
 def choice_refusal(
-    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool = False
 ) -> str | None:
     """One sentence when --hdp-attention `name` cannot be had here, else None."""
     if name == TRANSFORMER_ENGINE:
         reason = _load(name).refusal(device, dtype, head_dim)
         return reason and f"--hdp-attention {name} cannot run here ({reason}): use auto."
     try:
-        select_kernel(name, device=device, dtype=dtype, head_dim=head_dim)
+        select_kernel(name, device=device, dtype=dtype, head_dim=head_dim, windowed=windowed)
     except ValueError as error:
         return str(error)
     return None
 
 
-def describe_choice(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+def describe_choice(
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool = False
+) -> str:
     """What --hdp-attention `name` comes down to, with its version, for the line at the start."""
     if name != TRANSFORMER_ENGINE:
-        name = select_kernel(name, device=device, dtype=dtype, head_dim=head_dim).name
+        name = select_kernel(
+            name, device=device, dtype=dtype, head_dim=head_dim, windowed=windowed
+        ).name
     version = _load(name).version()
     return f"{name} ({version})" if version else name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_hdp.runtime.attention.cpu_flash import _sequences
+from megatron_hdp.runtime.attention.cpu_flash import hidden_keys, sequences
 from megatron_hdp.runtime.micro_batch import VarlenArguments
 
 
@@ -22,6 +22,10 @@ class Reference:
     def refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         return None
 
+    @staticmethod
+    def window_refusal() -> str | None:
+        return None
+
     def forward(
         self,
         q: torch.Tensor,
@@ -34,8 +38,9 @@ class Reference:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[1], q.shape[0], dtype=wide, device=q.device)
-        for rows, columns in _sequences(arguments):
-            scores = _scores(q[rows].to(wide), k[columns].to(wide), causal, scale)
+        for rows, columns in sequences(arguments):
+            hidden = hidden_keys(q[rows], k[columns], causal, arguments.window)
+            scores = _scores(q[rows].to(wide), k[columns].to(wide), hidden, scale)
             lse[:, rows] = torch.logsumexp(scores, -1)
             weights = torch.exp(scores - lse[:, rows, None])
             values = _expand(v[columns].to(wide), q.shape[1])
@@ -56,9 +61,10 @@ class Reference:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for rows, columns in _sequences(arguments):
+        for rows, columns in sequences(arguments):
             do, qs, ks, vs = (x.to(wide) for x in (grad_out[rows], q[rows], k[columns], v[columns]))
-            weights = torch.exp(_scores(qs, ks, causal, scale) - lse[:, rows, None].to(wide))
+            hidden = hidden_keys(qs, ks, causal, arguments.window)
+            weights = torch.exp(_scores(qs, ks, hidden, scale) - lse[:, rows, None].to(wide))
             delta = (do * out[rows].to(wide)).sum(-1).T
             dweights = torch.einsum("qhd,khd->hqk", do, _expand(vs, q.shape[1]))
             dscores = weights * (dweights - delta[..., None]) * scale
@@ -68,13 +74,12 @@ class Reference:
         return dq, dk, dv
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
-    """[q, h, d], [k, g, d] -> [h, q, k], with -inf in the causal future."""
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, hidden: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """[q, h, d], [k, g, d] -> [h, q, k], with -inf where hidden."""
     scores = torch.einsum("qhd,khd->hqk", q, _expand(k, q.shape[1])) * scale
-    if causal:
-        future = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(future, float("-inf"))
-    return scores
+    return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
 
 
 def _expand(x: torch.Tensor, heads: int) -> torch.Tensor:

@@ -2,7 +2,8 @@
 """Ring attention of one micro-batch: ring shards and local sequences together.
 
 Step 0 is one causal varlen call over everything this rank holds. In steps 1 .. P-1 the other
-members' K/V arrive, while the previous ones are computed on; only the ring prefix takes part.
+members' K/V arrive, while the previous ones are computed on; only the ring prefix takes part. In
+layers with a sliding window a step is the calls that `windows` lists, often none.
 Forward and backward of the ring stand side by side below.
 """
 
@@ -14,8 +15,9 @@ import torch
 
 from megatron_hdp.runtime.attention.kernels import Kernel
 from megatron_hdp.runtime.attention.query_rows import BackwardRows, ForwardRows
+from megatron_hdp.runtime.attention.sinks import add_sink, sink_gradient
 from megatron_hdp.runtime.attention.transfers import RingTransfers
-from megatron_hdp.runtime.micro_batch import MicroBatchState
+from megatron_hdp.runtime.micro_batch import DeviceRows, MicroBatchState
 
 
 def ring_attention(
@@ -27,6 +29,8 @@ def ring_attention(
     kernel: Kernel,
     softmax_scale: float,
     layer_number: int,
+    window: int | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of every sequence of a micro-batch, over its ring; differentiable.
 
@@ -35,16 +39,20 @@ def ring_attention(
         state: the micro-batch; kept by the autograd context, so that backward and recompute use it
             whichever micro-batch is current then.
         layer_number: only labels transfers.
+        window: tokens that a token sees before itself; None: all.
+        sink: [H] logits that take part in every row's softmax (see `sinks`); differentiable.
 
     Returns:
         [T, H, D] in q's dtype.
     """
-    out: torch.Tensor = _RingAttention.apply(q, k, v, state, kernel, softmax_scale, layer_number)
+    out: torch.Tensor = _RingAttention.apply(
+        q, k, v, sink, state, kernel, softmax_scale, layer_number, window
+    )
     return out
 
 
 class _RingAttention(torch.autograd.Function):
-    """Saves q, k, v, out and LSE, and nothing else."""
+    """Saves q, k, v, out and LSE, the sink, and nothing else."""
 
     @staticmethod
     def forward(
@@ -52,22 +60,30 @@ class _RingAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        sink: torch.Tensor | None,
         state: MicroBatchState,
         kernel: Kernel,
         scale: float,
         layer: int,
+        window: int | None,
     ) -> torch.Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out, lse = ring_forward(q, k, v, state, kernel, scale, layer)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.passed = (state, kernel, scale, layer)
+        out, lse = ring_forward(q, k, v, state, kernel, scale, layer, window)
+        if sink is not None:
+            add_sink(out, lse, sink)
+        ctx.save_for_backward(q, k, v, out, lse, sink)
+        ctx.passed = (state, kernel, scale, layer, window)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_out = grad_outputs[0].contiguous()
-        gradients = ring_backward(grad_out, *ctx.saved_tensors, *ctx.passed)
-        return *gradients, None, None, None, None
+        q, k, v, out, lse, sink = ctx.saved_tensors
+        gradients = ring_backward(grad_out, q, k, v, out, lse, *ctx.passed)
+        dsink = None
+        if ctx.needs_input_grad[3]:
+            dsink = sink_gradient(grad_out, out, lse, sink)
+        return *gradients, dsink, None, None, None, None, None
 
 
 def ring_forward(
@@ -78,6 +94,7 @@ def ring_forward(
     kernel: Kernel,
     scale: float,
     layer: int,
+    window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The forward pass, without autograd.
 
@@ -88,17 +105,19 @@ def ring_forward(
         out [T, H, D] in q's dtype, and LSE [H, T] in float32 (float64 for float64).
     """
     transfers = RingTransfers(state, layer, "forward", k, v) if state.steps else None
-    out, lse = kernel.forward(q, k, v, state.own, True, scale)
+    calls = state.calls(window)
+    out, lse = kernel.forward(q, k, v, calls.own, True, scale)
     if transfers is None:
         return out, lse
     n = transfers.rows
     rows = ForwardRows(q[:n], out[:n], lse[:, :n])
-    for hop, call in enumerate(state.steps, start=1):
-        keys, values = transfers.kv(hop)
-        if call is not None:
-            keys, values = keys[call.k_rows], values[call.k_rows]
-            query = rows.take(call.q_rows)
-            rows.merge(*kernel.forward(query, keys, values, call.arguments, False, scale))
+    for hop, blocks in enumerate(calls.blocks):
+        keys, values = transfers.kv(hop) if hop else (k, v)
+        for call in blocks:
+            query, k_rows = rows.take(call.q_rows), call.k_rows
+            rows.merge(
+                *kernel.forward(query, keys[k_rows], values[k_rows], call.arguments, False, scale)
+            )
     rows.finish()
     return out, lse
 
@@ -114,6 +133,7 @@ def ring_backward(
     kernel: Kernel,
     scale: float,
     layer: int,
+    window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The backward pass, without autograd, from what `ring_forward` returned.
 
@@ -121,35 +141,49 @@ def ring_backward(
         dq, dk, dv in the inputs' dtype; sums over blocks are kept, and dK/dV travel, in LSE's.
     """
     transfers = RingTransfers(state, layer, "backward", k, v) if state.steps else None
-    dq, dk, dv = kernel.backward(grad_out, q, k, v, out, lse, state.own, True, scale)
+    calls = state.calls(window)
+    dq, dk, dv = kernel.backward(grad_out, q, k, v, out, lse, calls.own, True, scale)
     if transfers is None:
         return dq, dk, dv
     n = transfers.rows
     rows = BackwardRows((grad_out[:n], q[:n], out[:n]), lse[:, :n], dq[:n])
-    for hop, call in enumerate(state.steps, start=1):
-        keys, values = transfers.kv(hop)
-        parts: list[torch.Tensor] = []
-        if call is not None:
+    own_parts: list[Part] = []
+    for hop, blocks in enumerate(calls.blocks):
+        keys, values = transfers.kv(hop) if hop else (k, v)
+        parts: list[Part] = []
+        for call in blocks:
             row_grad_out, query, row_out, row_lse = rows.take(call.q_rows)
-            dq_block, *parts = kernel.backward(
+            dq_block, dk_block, dv_block = kernel.backward(
                 row_grad_out, query, keys[call.k_rows], values[call.k_rows], row_out, row_lse,
                 call.arguments, False, scale,
             )  # fmt: skip
             rows.add(dq_block)
-        # Only now: the sum travels while the block is computed.
-        dkv = transfers.dkv(hop, lse.dtype)
-        if call is not None:
-            for total, part in zip(dkv, parts, strict=True):
-                _add_rows(total, part, call.k_rows)
+            parts.append((call.k_rows, dk_block, dv_block))
+        if not hop:
+            own_parts = parts
+            continue
+        # Only now: the sum travels while the blocks are computed.
+        _add(transfers.dkv(hop, lse.dtype), parts)
         transfers.pass_dkv(hop)
     rows.finish()
     own = transfers.dkv(transfers.size, lse.dtype)
+    _add(own, own_parts)
     dk[:n] += own[0]
     dv[:n] += own[1]
     return dq, dk, dv
 
 
-def _add_rows(total: torch.Tensor, part: torch.Tensor, rows: slice | torch.Tensor) -> None:
+Part = tuple[DeviceRows, torch.Tensor, torch.Tensor]
+"""K rows, and the dK and dV of them that a block gives."""
+
+
+def _add(dkv: torch.Tensor, parts: list[Part]) -> None:
+    for rows, dk, dv in parts:
+        _add_rows(dkv[0], dk, rows)
+        _add_rows(dkv[1], dv, rows)
+
+
+def _add_rows(total: torch.Tensor, part: torch.Tensor, rows: DeviceRows) -> None:
     """Adds `part` to those rows of `total`, in total's dtype."""
     if isinstance(rows, slice):
         total[rows] += part

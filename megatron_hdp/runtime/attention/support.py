@@ -18,13 +18,6 @@ class _Setting(NamedTuple):
 
 SETTINGS = (
     _Setting("multi_latent_attention", "--multi-latent-attention", bool, "leave it out"),
-    _Setting("window_size", "--window-size", bool, "leave it out"),
-    _Setting(
-        "softmax_type",
-        "--softmax-type",
-        lambda value: value not in (None, "vanilla"),
-        "pass --softmax-type vanilla",
-    ),
     _Setting("attention_dropout", "--attention-dropout", bool, "pass --attention-dropout 0.0"),
     _Setting(
         "apply_query_key_layer_scaling",
@@ -92,6 +85,29 @@ def replaced_choices(args: Any) -> str | None:
     return f"not read, since HDP's ring runs attention (--hdp-attention): {', '.join(found)}"
 
 
+def attention_window(config: Any) -> int | None:
+    """Tokens that a token sees before itself in windowed layers; None without a window.
+
+    Args:
+        config: a TransformerConfig, or parsed arguments, that `check_attention_config` passed.
+    """
+    window = getattr(config, "window_size", None)
+    return None if not window or window[0] < 0 else int(window[0])
+
+
+def _window_refusals(config: Any) -> list[str]:
+    """Attention is causal, so only the left side of --window-size may be closed."""
+    window = getattr(config, "window_size", None)
+    # An open left side means all tokens: (-1, -1), as the kernels write it, or (-1, 0).
+    if not window or (len(window) == 2 and (window[1] == 0 or tuple(window) == (-1, -1))):
+        return []
+    left = window[0] if window[0] >= 0 else 128
+    return [
+        f"--window-size {','.join(map(str, window))}: attention is causal, so a window has a left "
+        f"side only: pass --window-size {left},0 for {left} tokens before each, or leave it out."
+    ]
+
+
 def check_attention_config(config: Any) -> list[str]:
     """One sentence for each setting that ring attention does not support yet.
 
@@ -107,4 +123,4 @@ def check_attention_config(config: Any) -> list[str]:
                 f"{setting.flag}{shown} is not supported with HDP's ring attention yet: "
                 f"{setting.way_out}, or train without --hdp."
             )
-    return found
+    return found + _window_refusals(config)

@@ -57,6 +57,12 @@ def no_decode_path(max_q: int) -> int:
     return max(max_q, 2)
 
 
+def window_keywords(arguments: VarlenArguments, causal: bool) -> dict[str, int]:
+    """FlashAttention's window. -1 is an open side; a causal call closes the right one itself."""
+    left = -1 if arguments.window is None else arguments.window
+    return {"window_size_left": left, "window_size_right": 0 if causal and left >= 0 else -1}
+
+
 def active_implementation() -> str | None:
     """The implementation that torch's switch has put behind the ops; None: torch's built-in one."""
     from torch.nn.attention import current_flash_attention_impl
@@ -81,6 +87,10 @@ class TorchFlash:
     def refusal(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         return flash_refusal(device, dtype, head_dim)
 
+    @classmethod
+    def window_refusal(cls) -> str | None:
+        return None
+
     def forward(
         self,
         q: torch.Tensor,
@@ -93,6 +103,7 @@ class TorchFlash:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, arguments.cu_q, arguments.cu_k, no_decode_path(arguments.max_q),
             arguments.max_k, 0.0, causal, False, scale=scale,
+            **window_keywords(arguments, causal),
         )  # fmt: skip
         return out, lse
 
@@ -114,7 +125,7 @@ class TorchFlash:
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
             grad_out.contiguous(), q, k, v, out.to(q.dtype), lse.contiguous(),
             arguments.cu_q, arguments.cu_k, arguments.max_q, arguments.max_k,
-            0.0, causal, self._rng, unused, scale=scale,
+            0.0, causal, self._rng, unused, scale=scale, **window_keywords(arguments, causal),
         )  # fmt: skip
         return dq, dk, dv
 
