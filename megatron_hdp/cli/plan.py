@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mesh.add_argument("--capacity", type=int, required=True, help="tokens per rank")
     mesh.add_argument("--pipeline", type=int, default=1, help="pipeline stages")
     mesh.add_argument("--tensor", type=int, default=1, help="tensor-parallel size")
-    mesh.add_argument("--equal-slots", action="store_true", help="as expert parallelism needs")
+    mesh.add_argument(
+        "--expert-parallel", type=int, default=1, help="neighbouring ranks that share experts"
+    )
     mesh.add_argument("--offload", action="store_true", help="activations may go to the host")
     mesh.add_argument("--host-memory", type=float, default=200.0, help="GB per rank for offload")
     plan_memory.add_arguments(parser)
@@ -156,7 +158,7 @@ def _config(
         context_parallel_size=fitting[0] if fitting else args.ranks,
         pipeline_depth=args.pipeline,
         tensor_parallel=args.tensor,
-        equal_slots=args.equal_slots,
+        expert_ranks=args.expert_parallel,
         cost_model=args.profile,
         loss_share=loss.share if loss and args.offload else 0.0,
         offload=args.offload,

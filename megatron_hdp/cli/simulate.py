@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mesh = parser.add_argument_group("cluster")
     mesh.add_argument("--gpus", type=int, required=True)
     mesh.add_argument("--tensor", type=int, help="tensor-parallel size; default the model's")
+    mesh.add_argument(
+        "--expert-parallel", type=int, help="neighbours that share experts; default the model's"
+    )
     mesh.add_argument("--pipeline", type=int, help="pipeline stages; default the model's")
     mesh.add_argument("--capacity", type=tokens, default=8192, help="tokens per rank; default 8K")
     clusters = ", ".join(presets("clusters"))
@@ -112,9 +115,11 @@ def setting_of(args: argparse.Namespace) -> Setting:
     """
     model, cluster = ModelShape.load(args.model), Cluster.load(args.cluster)
     tensor = args.tensor or model.tensor_parallel
-    cost = model.cost_model(cluster, tensor)
+    experts = args.expert_parallel or model.expert_parallel
+    cost = model.cost_model(cluster, tensor, experts)
     if args.profile:
         cost = replace(CostModel.load(args.profile), tensor_parallel=tensor)
+        cost = cost.with_experts(experts, model.exchange_bytes) if experts > 1 else cost
     return make_setting(
         cost,
         cluster,

@@ -17,10 +17,14 @@ def plan_auto(config: PlannerConfig, request: StepRequest) -> Plan:
 
     Slots matter under pipeline stages, and where ranks meet inside a layer (equal slots).
     """
-    if config.pipeline_depth > 1 or config.equal_slots:
+    cost, depth = config.cost(), config.pipeline_depth
+    if depth > 1:
         plan = plan_waves(config, request)
-    else:
+    elif config.expert_ranks == 1:
         plan = plan_laminar(config, request)
+    else:
+        tried = (plan_laminar(config, request), plan_waves(config, request))
+        plan = min(tried, key=lambda plan: replay(plan, cost).step_s)
     plan = with_needed_offload(plan, config)
     if len(request.lengths) > _SMALL:
         return plan
@@ -29,9 +33,8 @@ def plan_auto(config: PlannerConfig, request: StepRequest) -> Plan:
         naive.validate()
     except PlanError:  # the paper's rule can ask for more ranks than there are
         return plan
-    cost, depth = config.cost(), config.pipeline_depth
     better = replay(naive, cost, depth).step_s < replay(plan, cost, depth).step_s
-    return naive if better and not config.equal_slots else plan
+    return naive if better else plan
 
 
 _SMALL = 64

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_hdp.planning.experts import equal_counts
 from megatron_hdp.planning.values import IntArray, Plan
 
 
@@ -54,18 +55,16 @@ class PlanBuilder:
         strategy: str,
         ratios: Mapping[tuple[int, int], float] | None = None,
         num_layers: int = 0,
-        equal_slots: bool = False,
+        expert_ranks: int = 1,
     ) -> Plan:
         """The plan. Slots that nothing was put in, and ranks without any, run zero-loss.
 
         Args:
             ratios: offload ratio by (rank, slot); all others are 0.
             num_layers: layers per rank, for the memory rule under offload.
-            equal_slots: every rank gets as many slots as the fullest.
+            expert_ranks: each such group of neighbours gets as many slots as its fullest rank.
         """
-        counts = np.maximum(self.counts, 1)
-        if equal_slots:
-            counts = np.full_like(counts, counts.max())
+        counts = equal_counts(np.maximum(self.counts, 1), expert_ranks).astype(np.int32)
         sizes = [len(ranks) for ranks in self._rings]
         members = [rank for ranks in self._rings for rank in ranks]
         return Plan(

@@ -23,8 +23,10 @@ class PlannerConfig:
     context_parallel_size: int = 1
     """Ranks per replica of the `static` mesh."""
     pipeline_depth: int = 1
-    equal_slots: bool = False
-    """All ranks get equally many micro-batches (expert parallelism)."""
+    expert_ranks: int = 1
+    """Neighbouring ranks that share experts: they meet in every layer and need equal slots."""
+    exchange_bytes: float = 0.0
+    """Bytes per token and layer that the experts' exchange sends (`CostModel.with_experts`)."""
     cost_model: str | CostModel = "h100-estimate"
     """A preset's name, a profile file's path, or the model itself."""
     tensor_parallel: int = 1
@@ -56,10 +58,18 @@ class PlannerConfig:
                 f"context_parallel_size {self.context_parallel_size} does not divide the domain of "
                 f"{self.num_ranks} ranks"
             )
+        if self.expert_ranks < 1 or self.num_ranks % self.expert_ranks:
+            raise PlanError(
+                f"expert_ranks {self.expert_ranks} does not divide the domain of "
+                f"{self.num_ranks} ranks"
+            )
 
     def cost(self) -> CostModel:
         """The cost model, read once per process."""
-        return _load(self.cost_model, self.tensor_parallel, self.slower_across)
+        model = _load(self.cost_model, self.tensor_parallel, self.slower_across)
+        if self.expert_ranks == 1:
+            return model
+        return model.with_experts(self.expert_ranks, self.exchange_bytes)
 
 
 @functools.cache

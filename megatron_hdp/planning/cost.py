@@ -20,6 +20,8 @@ from megatron_hdp.planning.values import PlanError
 
 FloatArray = NDArray[np.float64]
 
+_MAY_BE_ZERO = ("latency_s", "exchange_s")
+
 MEASURED = "measured"
 """In a profile file: what the coefficients were fitted to, for people; not part of the model."""
 
@@ -53,11 +55,15 @@ class CostModel:
     host_copy_bytes_s: float
     """Bytes per second to and from the host, all ranks of a node copying."""
     tensor_parallel: int = 1
+    expert_ranks: int = 1
+    """Neighbouring ranks that share experts and wait for each other in every layer."""
+    exchange_s: float = 0.0
+    """Seconds per token for the experts' exchange, forward and backward."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not value > 0 and field.name != "latency_s":
+            if isinstance(value, int | float) and not value > 0 and field.name not in _MAY_BE_ZERO:
                 raise PlanError(f"cost model {self.name}: {field.name} is {value}: give a positive")
 
     @classmethod
@@ -95,6 +101,24 @@ class CostModel:
         """The same with links across nodes slower by a factor."""
         return replace(self, across_bytes_s=self.across_bytes_s / slower_across)
 
+    def with_experts(self, ranks: int, exchange_bytes: float = 0.0) -> CostModel:
+        """The same with experts shared by `ranks` neighbours.
+
+        Args:
+            exchange_bytes: per token and layer that a rank sends to the experts, forward and
+                backward together, its own experts' part included; 0 keeps `exchange_s`.
+        """
+        inside = min(ranks, self.ranks_per_node)
+        seconds = exchange_bytes / ranks * max(
+            (inside - 1) / self.inside_bytes_s, (ranks - inside) / self.across_bytes_s
+        )  # fmt: skip
+        return replace(self, expert_ranks=ranks, exchange_s=seconds or self.exchange_s)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per token and layer, without attention."""
+        return self.linear_s + self.exchange_s
+
     @property
     def _scale(self) -> float:
         return self.layers / self.tensor_parallel
@@ -102,7 +126,7 @@ class CostModel:
     def local_s(self, lengths: NDArray[np.integer] | FloatArray) -> FloatArray:
         """Seconds of whole sequences on one rank, without the micro-batch's fixed part."""
         s = np.asarray(lengths, np.float64)
-        result: FloatArray = self._scale * s * (self.attention_s * s + self.linear_s)
+        result: FloatArray = self._scale * s * (self.attention_s * s + self.token_s)
         return result
 
     def hop_s(self, ranks_in_ring: NDArray[np.integer] | int) -> FloatArray:
@@ -130,7 +154,7 @@ class CostModel:
         per_token = self.hop_s(size) if hop_s is None else hop_s
         step = self._scale * self.attention_s * squares / (p * p)
         transfer = per_token * tokens / p + self.layers * self.latency_s
-        linear = self._scale * self.linear_s * tokens / p
+        linear = self._scale * self.token_s * tokens / p
         result: FloatArray = linear + step + (p - 1) * np.maximum(step, transfer)
         return result
 

@@ -21,6 +21,7 @@ from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.cost import CostModel, FloatArray
+from megatron_hdp.planning.experts import equal_counts
 from megatron_hdp.planning.gang import plan_gang
 from megatron_hdp.planning.naive import check_fits
 from megatron_hdp.planning.packing import first_fit, longest_first
@@ -90,7 +91,7 @@ def plan_laminar(config: PlannerConfig, request: StepRequest) -> Plan:
     bound = lower_bound(lengths, config.num_ranks, config.capacity, cost)
     best = _search(config, cost, lengths[order], bound)
     plan = _assemble(config, request, order, best, bound)
-    if best.step_s <= _SEARCH_ON_ABOVE * bound or config.equal_slots:
+    if best.step_s <= _SEARCH_ON_ABOVE * bound or config.expert_ranks > 1:
         return plan
     exact = [plan_gang(config, request, limit * bound) for limit in _GANG_LIMITS]
     return min((plan, *exact), key=lambda tried: replay(tried, cost).step_s)
@@ -231,7 +232,7 @@ class _RingSeconds:
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self._attention = cost._scale * cost.attention_s
-        self._linear = cost._scale * cost.linear_s
+        self._linear = cost._scale * cost.token_s
         self._latency = cost.layers * cost.latency_s
         self._hops: dict[int, float] = {}
 
@@ -290,9 +291,7 @@ def _assemble(
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
     within = np.arange(int(widths.sum())) - np.repeat(offsets[:-1], widths)
     members = np.repeat(np.asarray(rings.starts, np.int64), widths) + within
-    counts = placed.counts
-    if config.equal_slots:
-        counts = np.full_like(counts, counts.max())
+    counts = equal_counts(placed.counts, config.expert_ranks)
     return Plan(
         step=request.step,
         strategy="auto",

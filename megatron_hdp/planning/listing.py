@@ -69,6 +69,6 @@ class Listing:
                     ratios[rank, slot] = ratio
                 slot += 1
         plan = builder.build(
-            request.step, strategy, ratios, layers_per_rank(config), config.equal_slots
+            request.step, strategy, ratios, layers_per_rank(config), config.expert_ranks
         )
         return replace(plan, loss_share=config.loss_share)

@@ -44,7 +44,7 @@ def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
         ids=request.ids,
         lengths=request.lengths,
         pipeline_depth=config.pipeline_depth,
-        equal_slots=config.equal_slots,
+        expert_ranks=config.expert_ranks,
     )
     return plan
 

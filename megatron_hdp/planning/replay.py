@@ -2,7 +2,8 @@
 """Event replay of a plan: when every micro-batch really starts and ends, ring waits included.
 
 Balanced loads are not balanced time: a ring starts when its slowest member arrives, and its members
-stay together to the end of the micro-batch. The schedule is Megatron's: forward then backward
+stay together to the end of the micro-batch. Ranks that share experts do so in every slot
+(`experts.py`). The schedule is Megatron's: forward then backward
 without pipeline stages, 1F1B with them.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hdp.planning.cost import CostModel, FloatArray
+from megatron_hdp.planning.experts import meetings
 from megatron_hdp.planning.values import Plan
 
 
@@ -95,7 +97,11 @@ class _Replay:
         self.time[rank, slot] = seconds
         self.there = np.arange(self.slots)[None] < self.counts[:, None]
         self.share = cost.forward_share
-        self._rings = self._rings_by_slot(plan)
+        self._rings = (
+            self._rings_by_slot(plan)
+            if cost.expert_ranks == 1
+            else self._meetings_by_slot(plan, cost.expert_ranks)
+        )
         for number in range(self.slots):
             # Members meet in every layer, so local sequences behind a ring hold up all of them.
             self._together(self.time[:, number], number)
@@ -116,8 +122,22 @@ class _Replay:
             found.append((plan.ring_ranks[at].astype(np.int64), first))
         return found
 
+    def _meetings_by_slot(
+        self, plan: Plan, expert_ranks: int
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """The same for ranks that share experts, joined by rings."""
+        number = np.zeros((plan.num_ranks, self.slots), np.int64)
+        number[self.there] = meetings(plan, expert_ranks)
+        found = []
+        for slot in range(self.slots):
+            ranks = np.flatnonzero(self.there[:, slot])
+            order = ranks[np.argsort(number[ranks, slot], kind="stable")]
+            _, first = np.unique(number[order, slot], return_index=True)
+            found.append((order, first))
+        return found
+
     def _together(self, ready: FloatArray, slot: int) -> FloatArray:
-        """Gives the members of each ring of a slot their largest value, in place."""
+        """Gives ranks that meet in a slot their largest value, in place."""
         members, first = self._rings[slot]
         if len(members):
             sizes = np.diff(np.append(first, len(members)))

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.planning.experts import equal_counts
 from megatron_hdp.planning.replay import micro_batch_s
 from megatron_hdp.planning.values import Plan
 
@@ -65,7 +66,7 @@ def with_better_order(plan: Plan, cost: CostModel, depth: int) -> Plan:
     order = _climb(slowest.tolist(), depth, cost.forward_share)
     place = np.empty(slots, np.int64)
     place[order] = np.arange(slots)
-    return _relabel(plan, place)
+    return _relabel(plan, place, cost.expert_ranks)
 
 
 def _climb(times: list[float], depth: int, forward_share: float) -> list[int]:
@@ -86,15 +87,14 @@ def _climb(times: list[float], depth: int, forward_share: float) -> list[int]:
     return order
 
 
-def _relabel(plan: Plan, place: np.ndarray) -> Plan:
+def _relabel(plan: Plan, place: np.ndarray, expert_ranks: int) -> Plan:
     """The plan with slot k moved to place[k]; a rank's list ends with its last sequence."""
     slot_of, ring_slots = place[plan.slot_of], place[plan.ring_slots]
     counts = np.ones(plan.num_ranks, np.int64)
     local = plan.ring_of < 0
     np.maximum.at(counts, plan.rank_of[local], slot_of[local] + 1)
     np.maximum.at(counts, plan.ring_ranks, np.repeat(ring_slots, plan.ring_sizes) + 1)
-    if plan.micro_batch_counts.min() == plan.micro_batch_counts.max():
-        counts = np.full_like(counts, plan.micro_batch_counts.max())
+    counts = equal_counts(counts, expert_ranks)
     return replace(
         plan,
         slot_of=slot_of.astype(np.int32),

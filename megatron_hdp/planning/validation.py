@@ -7,7 +7,7 @@
    cycle exists, at any pipeline depth (proof below).
 4. Resident tokens of a micro-batch, its loss counted, stay within the capacity at its offload
    ratio.
-5. With `equal_slots` all ranks have the same number of micro-batches.
+5. Ranks that share experts have equally many micro-batches.
 
 **Why rule 3 suffices.** Let p stages run 1F1B, let F(j, k) and B(j, k) be stage j's forward and
 backward of slot k, and w_j = p-1-j its warm-up. A rank's list with m slots is the infinite list
@@ -31,14 +31,18 @@ Every operation waits only for smaller keys:
 
 Keys depend on stage and slot, never on the rank or on m. So an operation of a ring, the same slot
 on every member, has one key, and joining the members' operations leaves every wait on a smaller
-key: no cycle. Small plans are walked through besides, every forward and backward of every stage
-(`order.py`); that walk knows nothing of keys and is the proof's oracle in the tests.
+key: no cycle. Ranks that share experts and run equally many slots have the same lists, so they meet
+in one key too; there, layer by layer, all of them enter the ring first and the exchange second, and
+in the backward the other way round: one order inside a key. Small plans are walked through besides,
+every forward and backward of every stage (`order.py`); that walk knows nothing of keys and is the
+proof's oracle in the tests.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from megatron_hdp.planning.experts import equal_counts
 from megatron_hdp.planning.order import Entry, find_deadlock
 from megatron_hdp.planning.values import IntArray, Plan, PlanError
 
@@ -49,27 +53,27 @@ def validate(
     ids: IntArray | None = None,
     lengths: IntArray | None = None,
     pipeline_depth: int = 1,
-    equal_slots: bool = False,
+    expert_ranks: int = 1,
 ) -> None:
     """Raises PlanError with the first broken rule.
 
     Args:
         ids, lengths: [S] what the step was asked to place; when given, compared with the plan.
-        pipeline_depth: stages under the plan; above 1 the order of waits is checked too.
-        equal_slots: all ranks must have equally many micro-batches (expert parallelism).
+        pipeline_depth: stages under the plan.
+        expert_ranks: neighbouring ranks that share experts; they need equally many micro-batches.
     """
     _check_shapes(plan)
     _check_sequences(plan, ids, lengths)
     _check_rings(plan)
-    _check_slots(plan, equal_slots)
+    _check_slots(plan, expert_ranks)
     _check_memory(plan, pipeline_depth)
-    _check_order(plan, pipeline_depth)
+    _check_order(plan, pipeline_depth, expert_ranks)
 
 
 _WALKED_OPERATIONS = 4096
 
 
-def _check_order(plan: Plan, depth: int) -> None:
+def _check_order(plan: Plan, depth: int, expert_ranks: int) -> None:
     if 2 * depth * int(plan.micro_batch_counts.sum()) > _WALKED_OPERATIONS:
         return
     entries: dict[int, list[Entry]] = {
@@ -79,7 +83,7 @@ def _check_order(plan: Plan, depth: int) -> None:
         ring = plan.ring(number).ranks
         for rank in ring:
             entries[rank][int(plan.ring_slots[number])] = ring
-    deadlock = find_deadlock(entries, depth)
+    deadlock = find_deadlock(entries, depth, expert_ranks)
     if deadlock is not None:
         raise PlanError(f"the plan deadlocks: {deadlock}")
 
@@ -149,12 +153,18 @@ def _check_rings(plan: Plan) -> None:
         raise PlanError("two rings share a rank and a slot")
 
 
-def _check_slots(plan: Plan, equal_slots: bool) -> None:
+def _check_slots(plan: Plan, expert_ranks: int) -> None:
     counts = plan.micro_batch_counts
     if counts.min() < 1:
         raise PlanError(f"rank {int(counts.argmin())} has no micro-batch")
-    if equal_slots and counts.min() != counts.max():
-        raise PlanError(f"ranks have {counts.min()} to {counts.max()} slots where all need equal")
+    missing = np.flatnonzero(counts != equal_counts(counts, expert_ranks))
+    if len(missing):
+        rank = int(missing[0])
+        first = rank // expert_ranks * expert_ranks
+        raise PlanError(
+            f"rank {rank} has {counts[rank]} micro-batches where ranks {first} to "
+            f"{first + expert_ranks - 1}, which share experts, need equally many"
+        )
     local = plan.ring_of < 0
     late = plan.slot_of[local] >= counts[plan.rank_of[local]]
     if late.any() or plan.slot_of.min() < 0:

@@ -247,13 +247,13 @@ class Plan:
         ids: IntArray | None = None,
         lengths: IntArray | None = None,
         pipeline_depth: int = 1,
-        equal_slots: bool = False,
+        expert_ranks: int = 1,
     ) -> None:
         """Checks the rules of `megatron_hdp.planning.validation`; raises PlanError otherwise."""
         from megatron_hdp.planning.validation import validate
 
         validate(
-            self, ids=ids, lengths=lengths, pipeline_depth=pipeline_depth, equal_slots=equal_slots
+            self, ids=ids, lengths=lengths, pipeline_depth=pipeline_depth, expert_ranks=expert_ranks
         )
 
     def digest(self, *, corpus: str = "", config: str = "") -> PlanDigest:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from megatron_hdp.planning.config import StepRequest
 from megatron_hdp.planning.cost import CostModel, FloatArray
+from megatron_hdp.planning.experts import equal_counts
 from megatron_hdp.planning.packing import longest_first
 from megatron_hdp.planning.values import Plan
 from megatron_hdp.planning.widths import WidthTable
@@ -78,9 +79,7 @@ class WaveBuilder:
         self.profile = self._profile()
         self.waves: list[_Wave] = []
 
-    def build(
-        self, request: StepRequest, order: Ints, bound: float, *, equal_slots: bool = False
-    ) -> Plan:
+    def build(self, request: StepRequest, order: Ints, bound: float) -> Plan:
         """The plan; `order` sorts the request's sequences by falling length."""
         rest = np.flatnonzero(self.on_ring)
         while len(rest):
@@ -89,7 +88,7 @@ class WaveBuilder:
         seconds = self.table.times[0, local]
         self._add_local_waves(float(seconds.sum()))
         wave_of, rank_of = self._fill(local, seconds)
-        return self._assemble(request, order, local, wave_of, rank_of, bound, equal_slots)
+        return self._assemble(request, order, local, wave_of, rank_of, bound)
 
     def _profile(self) -> list[float]:
         """Falling wave times whose sum is about the mean rank's work.
@@ -242,7 +241,6 @@ class WaveBuilder:
         wave_of: Ints,
         rank_of: Ints,
         bound: float,
-        equal_slots: bool,
     ) -> Plan:
         """The plan's arrays, in falling length."""
         table, count = self.table, len(order)
@@ -265,8 +263,7 @@ class WaveBuilder:
         counts = np.ones(table.num_ranks, np.int64)
         np.maximum.at(counts, rank_of, slot_of[local] + 1)
         np.maximum.at(counts, members, np.repeat(ring_slots, widths) + 1)
-        if equal_slots:
-            counts = np.full_like(counts, counts.max())
+        counts = equal_counts(counts, self.cost.expert_ranks)
         return Plan(
             step=request.step,
             strategy="auto",

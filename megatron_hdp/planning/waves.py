@@ -83,9 +83,7 @@ class _Search:
             _GRAINS[grain],
         )  # fmt: skip
         builder = WaveBuilder(self.table, self.cost, setting)
-        plan = builder.build(
-            self.request, self.order, self.bound, equal_slots=self.config.equal_slots
-        )
+        plan = builder.build(self.request, self.order, self.bound)
         step_s = replay(plan, self.cost, self.config.pipeline_depth).step_s
         self.tried[point] = step_s
         if self.best is None or step_s < self.best[0]:

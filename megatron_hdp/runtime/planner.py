@@ -15,7 +15,7 @@ from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.device_memory import device_memory
 from megatron_hdp.runtime.model_shape import model_shape
-from megatron_hdp.runtime.moe.support import meets_in_experts
+from megatron_hdp.runtime.moe.support import exchange_bytes, expert_ranks
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.validation import capacity_of
 
@@ -30,7 +30,8 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         context_parallel_size=args.context_parallel_size,
         pipeline_depth=args.pipeline_model_parallel_size,
         cost_model=options.profile or ("cpu-estimate" if cpu.is_installed() else "h100-estimate"),
-        equal_slots=meets_in_experts(args),
+        expert_ranks=expert_ranks(args, num_ranks),
+        exchange_bytes=exchange_bytes(args),
         tensor_parallel=tensor_parallel,
         layers_per_stage=shape.num_layers,
         activation_bytes=saved_bytes(shape) * tensor_parallel,

@@ -64,6 +64,7 @@ class Setting:
             context_parallel_size=self.static_context_parallel,
             pipeline_depth=self.pipeline_depth,
             cost_model=cost,
+            expert_ranks=cost.expert_ranks,
             tensor_parallel=cost.tensor_parallel,
             offload=bool(offload),
             offload_limit_s=_LONGEST_OFFLOADED * work,
@@ -176,6 +177,11 @@ def make_setting(
         )
     if cost.layers % pipeline_depth:
         raise PlanError(f"{cost.layers} layers are no multiple of {pipeline_depth} stages")
+    if gpus // width % cost.expert_ranks:
+        raise PlanError(
+            f"{gpus // width} HDP ranks are no multiple of {cost.expert_ranks} ranks that share "
+            f"experts: change --expert-parallel or the number of GPUs"
+        )
     return Setting(
         cost, cluster, gpus // width, pipeline_depth, context, capacity, parameters,
         boundary_bytes,

@@ -31,6 +31,7 @@ class ModelShape:
     tensor_parallel: int = 1
     """What is assumed where nothing else is asked for."""
     pipeline_parallel: int = 1
+    expert_parallel: int = 1
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelShape:
@@ -62,19 +63,27 @@ class ModelShape:
         layer = self.attention_parameters + self.experts * self.expert_parameters
         return float(self.layers * layer + 2 * self.vocabulary * self.hidden)
 
-    def cost_model(self, cluster: Cluster, tensor_parallel: int) -> CostModel:
+    @property
+    def exchange_bytes(self) -> float:
+        """Per token and layer to the experts and back, forward and backward, in bf16."""
+        return 8.0 * self.top_k * self.hidden if self.experts > 1 else 0.0
+
+    def cost_model(
+        self, cluster: Cluster, tensor_parallel: int, expert_parallel: int = 1
+    ) -> CostModel:
         """Derived from FLOPs and the cluster's speeds: an estimate, not a measurement.
 
         Attention 2 h s^2 FLOPs forward (causal), 2.5 times that backward; everything else 6 FLOPs
         per active parameter and token, the output layer spread over the layers. Saved bytes as in
         Korthikanti et al. (arXiv 2205.05198) without the score matrices: 34 h per token, of which
-        19 h are the MLP's (times top-k). Rings carry K, V in bf16, dK, dV in fp32.
+        19 h are the MLP's (times top-k). Rings carry K, V in bf16, dK, dV in fp32. Experts on
+        other ranks cost what `CostModel.with_experts` says.
         """
         width = self.heads * self.head_dim
         output = self.vocabulary * self.hidden / self.layers
         active = self.layer_parameters + output
         attention = 2 * width * (1 + _BACKWARD_OF_ATTENTION)
-        return CostModel(
+        cost = CostModel(
             name=f"{self.name} on {cluster.name}",
             source=f"derived from {self.source}; {cluster.source}",
             date=cluster.date,
@@ -94,3 +103,6 @@ class ModelShape:
             ),
             tensor_parallel=tensor_parallel,
         )
+        if expert_parallel == 1:
+            return cost
+        return cost.with_experts(expert_parallel, self.exchange_bytes)

@@ -13,7 +13,7 @@ from megatron_hdp.planning.values import Plan
 from megatron_hdp.simulation.cluster import Cluster
 from megatron_hdp.simulation.links import Floats, Ints, Traffic
 from megatron_hdp.simulation.order import Operations
-from megatron_hdp.simulation.work import Work
+from megatron_hdp.simulation.work import Work, ring_micro_batches
 
 
 class Nodes:
@@ -37,7 +37,7 @@ def network_traffic(
         share: forward's part of a hop's bytes.
     """
     depth, units = operations.depth, operations.units
-    ring = np.repeat(np.arange(plan.num_rings), plan.ring_sizes)
+    unit = operations.unit_of[ring_micro_batches(plan)]
     following = np.arange(len(plan.ring_ranks)) + 1
     following[plan.ring_offsets[1:] - 1] = plan.ring_offsets[:-1]
     source, target = plan.ring_ranks, plan.ring_ranks[following]
@@ -47,7 +47,7 @@ def network_traffic(
     for phase in range(2):
         for stage in range(depth):
             leaves = np.flatnonzero(nodes.of[stage, source] != nodes.of[stage, target])
-            task = (phase * depth + stage) * units + ring[leaves]
+            task = (phase * depth + stage) * units + unit[leaves]
             for ranks, offset in ((source, 0), (target, nodes.count)):
                 mine = ranks[leaves]
                 parts.append((task, offset + nodes.of[stage, mine], nodes.place[stage, mine]))

@@ -105,7 +105,7 @@ class _Step:
         self.plan, self.job, self.cluster = plan, job, cluster
         self.depth = job.pipeline_depth
         self.cost = cluster.links_into(job.cost)
-        self.units = Units.build(plan)
+        self.units = Units.build(plan, self.cost.expert_ranks)
         self.work = Work.build(plan, self.cost, self.depth, cluster.ring_overlap)
         self.operations = Operations.build(plan, self.units, self.depth)
         self.nodes = Nodes(plan, cluster, self.cost.tensor_parallel, self.depth)

@@ -9,23 +9,24 @@ from functools import cached_property
 import numpy as np
 
 from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.planning.experts import meetings
 from megatron_hdp.planning.values import Plan
 from megatron_hdp.simulation.links import Floats, Ints
 
 
 @dataclass(frozen=True)
 class Units:
-    """What runs together: a ring's micro-batches are one unit, every other one is its own.
-
-    Units 0 .. R-1 are the plan's rings, in order.
-    """
+    """What runs together: micro-batches whose ranks meet in every layer, for a ring or experts."""
 
     of: Ints
     """[M] the unit of every micro-batch."""
     count: int
 
     @classmethod
-    def build(cls, plan: Plan) -> Units:
+    def build(cls, plan: Plan, expert_ranks: int = 1) -> Units:
+        if expert_ranks > 1:
+            found, of = np.unique(meetings(plan, expert_ranks), return_inverse=True)
+            return cls(of, len(found))
         of = np.full(int(plan.first_micro_batch[-1]), -1, np.int64)
         of[ring_micro_batches(plan)] = np.repeat(np.arange(plan.num_rings), plan.ring_sizes)
         alone = np.flatnonzero(of < 0)
@@ -95,7 +96,7 @@ def _rings(plan: Plan, cost: CostModel, overlap: float) -> tuple[Floats, Floats,
     tokens = np.bincount(rings, weights=lengths, minlength=plan.num_rings) / size
     per_gpu = cost.layers / cost.tensor_parallel
     step = per_gpu * cost.attention_s * squares / (size * size)
-    linear = per_gpu * cost.linear_s * tokens
+    linear = per_gpu * cost.token_s * tokens
     bandwidth = np.where(crosses_nodes(plan, cost), cost.across_bytes_s, cost.inside_bytes_s)
     transfer = per_gpu * cost.ring_bytes * tokens / bandwidth + cost.layers * cost.latency_s
     hidden = overlap * np.minimum(step, transfer)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 
@@ -52,19 +53,20 @@ def _plan(strategy, num_ranks, capacity, lengths, **more):
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(requests(), st.sampled_from(OWN), st.sampled_from([1, 2, 4]), st.booleans())
-def test_every_plan_is_valid_and_ends(request_, strategy, depth, equal):
+@given(requests(), st.sampled_from(OWN), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 64]))
+def test_every_plan_is_valid_and_ends(request_, strategy, depth, experts):
     num_ranks, capacity, lengths = request_
+    experts = math.gcd(num_ranks, experts) if experts < 64 else num_ranks
     config, plan = _plan(strategy, num_ranks, capacity, lengths, pipeline_depth=depth,
-                         equal_slots=equal)  # fmt: skip
+                         expert_ranks=experts)  # fmt: skip
     plan.validate(
-        ids=np.arange(len(lengths)), lengths=lengths, pipeline_depth=depth, equal_slots=equal
+        ids=np.arange(len(lengths)), lengths=lengths, pipeline_depth=depth, expert_ranks=experts
     )
     entries = {
         rank: [mb.ring.ranks if mb.ring else None for mb in plan.micro_batches(rank)]
         for rank in range(num_ranks)
     }
-    assert find_deadlock(entries, depth) is None
+    assert find_deadlock(entries, depth, experts) is None
     bound = lower_bound(lengths, num_ranks, capacity, config.cost(), depth)
     assert replay(plan, config.cost(), depth).step_s >= bound * (1 - 1e-9)
 
@@ -157,8 +159,8 @@ def test_offload_leaves_room_for_the_loss(strategy, depth, share):
 
 def test_offloaded_sequences_of_one_rank_do_not_share_a_micro_batch():
     lengths = np.array([76, 76, 76, 14, 39, 72, 72])
-    _, plan = _plan("auto", 1, 64, lengths, offload=True, pipeline_depth=4, equal_slots=True)
-    plan.validate(lengths=lengths, ids=np.arange(7), pipeline_depth=4, equal_slots=True)
+    _, plan = _plan("auto", 1, 64, lengths, offload=True, pipeline_depth=4)
+    plan.validate(lengths=lengths, ids=np.arange(7), pipeline_depth=4)
     assert len(set(plan.slot_of[plan.lengths > 64].tolist())) == 5
 
 

@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 
 from megatron_hdp.planning import PlanError, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.bounds import lower_bound
+from megatron_hdp.planning.builder import PlanBuilder
+from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.planning.distributions import draw
+from megatron_hdp.planning.order import find_deadlock
+from megatron_hdp.planning.replay import replay
 from megatron_hdp.planning.values import cut_points, shard_tokens
 
 
@@ -84,12 +90,55 @@ def test_validate_catches_mutations(plan, name):
 def test_experts_need_equal_slots_and_a_missing_one_is_caught(strategy):
     """Ranks that share experts meet in every layer: one slot less on a rank hangs the others."""
     lengths = np.array([250, 5, 8, 3, 64, 30, 1, 2, 2, 9])
-    config = PlannerConfig(num_ranks=4, capacity=64, strategy=strategy, equal_slots=True)
+    config = PlannerConfig(num_ranks=4, capacity=64, strategy=strategy, expert_ranks=4)
     plan = plan_step(config, StepRequest(np.arange(10), lengths))
     assert len(set(plan.micro_batch_counts.tolist())) == 1
     counts = plan.micro_batch_counts + np.array([0, 0, 0, 1], np.int32)
-    with pytest.raises(PlanError, match="where all need equal"):
-        replace(plan, micro_batch_counts=counts, predicted_s=np.zeros(0)).validate(equal_slots=True)
+    with pytest.raises(PlanError, match="which share experts, need equally many"):
+        replace(plan, micro_batch_counts=counts, predicted_s=np.zeros(0)).validate(expert_ranks=4)
+
+
+def test_an_exchange_that_a_rank_enters_in_another_order_is_caught():
+    """Each of two rings could wait for its other member; joined by experts they wait in a cycle."""
+    local = None
+    crossed = {0: [(0, 2), local], 1: [local, (1, 3)], 2: [local, (0, 2)], 3: [(1, 3), local]}
+    assert find_deadlock(crossed, 1) is None
+    assert "waits for ever" in find_deadlock(crossed, 1, expert_ranks=2)
+    missing = {0: [local], 1: [local, local]}
+    assert find_deadlock(missing, 1) is None
+    assert "the experts of ranks (0, 1)" in find_deadlock(missing, 1, expert_ranks=2)
+
+
+def test_ranks_that_share_experts_start_and_end_a_slot_together():
+    """Local sequences of 100 and 300, then 300 and 100: 400 tokens' time alone, 600 together."""
+    lengths = np.array([100, 300, 300, 100])
+    builder = PlanBuilder(np.arange(4), lengths, 2, 1000)
+    for sequence, (rank, slot) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
+        builder.add_local(rank, slot, [sequence])
+    plan = builder.build(0, "by hand", expert_ranks=2)
+    cost = CostModel.load("h100-estimate")
+    fixed, long = cost.fixed_s, float(cost.local_s(np.array([300]))[0])
+    short = float(cost.local_s(np.array([100]))[0])
+    assert replay(plan, cost).step_s == pytest.approx(2 * fixed + long + short, rel=1e-12)
+    together = replay(plan, cost.with_experts(2)).step_s
+    assert together == pytest.approx(2 * (fixed + long), rel=1e-12)
+    sending = cost.with_experts(2, exchange_bytes=1e6)
+    exchange = cost.layers * 300 * 1e6 / 2 / cost.inside_bytes_s
+    assert replay(plan, sending).step_s == pytest.approx(together + 2 * exchange, rel=1e-12)
+
+
+def test_auto_takes_the_faster_of_both_planners_where_ranks_share_experts():
+    """Equal slots by themselves say nothing of time: ranks wait for the longest one in each."""
+    lengths = draw("wikipedia", 400_000, 65536, 3)
+    request = StepRequest(np.arange(len(lengths)), lengths)
+    config = PlannerConfig(num_ranks=8, capacity=8192, expert_ranks=8)
+    cost, plan = config.cost(), plan_step(config, request)
+    assert len(set(plan.micro_batch_counts.tolist())) == 1
+    step_s = replay(plan, cost).step_s
+    by_ranks = plan_step(replace(config, expert_ranks=1), request)
+    padded = replace(by_ranks, micro_batch_counts=by_ranks.micro_batch_counts)
+    assert step_s <= replay(padded, cost).step_s
+    assert step_s <= 1.05 * lower_bound(lengths, 8, 8192, cost)
 
 
 def test_digest_names_the_field(plan):

@@ -46,6 +46,19 @@ def test_a_ring_waits_for_its_slowest_member_and_others_wait_at_the_end():
     assert found.forward[0][0, :2, 1] == pytest.approx([4.5, 4.5])
 
 
+def test_ranks_that_share_experts_wait_in_every_slot_and_pay_the_exchange():
+    """Ranks 0 and 1 share experts, and so do 2 and 3, which have nothing long."""
+    cost = COST.with_experts(2, exchange_bytes=1e9)  # 1e9 B / 2 x 1 other / 1e12 B/s = 0.5 ms
+    local = [(0, 0, S), (1, 0, 500), (0, 1, 500), (1, 1, S), (2, 0, 500), (3, 0, 500)]
+    plan = plan_of(4, local=local)
+    found = simulate(plan, Job(cost), cluster(cost))
+    # 2 layers x 0.5 ms x 1000 tokens = 1 s on top of 4.5 s, in both slots; 2.0 + 0.5 s apart
+    assert found.step_s == pytest.approx(2 * 5.5)
+    assert found.compute_s[0] == pytest.approx([8.0, 8.0, 2.5, 2.5])
+    assert found.busy_s[0] == pytest.approx([11.0, 11.0, 2.5, 2.5])
+    assert found.data_bubble_s[0] == pytest.approx([0, 0, 8.5, 8.5])
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 5), (4, 3), (4, 4), (4, 9)])
 def test_bubble_of_1f1b(stages, micro_batches):
     plan = plan_of(1, local=[(0, k, S) for k in range(micro_batches)])

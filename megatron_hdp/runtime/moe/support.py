@@ -9,11 +9,28 @@ _ROUTING = ("none", "aux_loss", "seq_aux_loss")
 _WAY_OUT = "leave it out, or train without --hdp"
 
 
-def meets_in_experts(args: Any) -> bool:
-    """Whether ranks of the HDP domain meet inside a layer, so that all need equal slots."""
-    return bool(getattr(args, "num_experts", None)) and (
-        (getattr(args, "expert_model_parallel_size", None) or 1) > 1
-    )
+def expert_ranks(args: Any, num_ranks: int) -> int:
+    """Neighbouring HDP ranks that meet inside a layer for their experts; 1: none do.
+
+    Megatron lays experts out as expert TP, then EP, over the ranks of a pipeline stage
+    (`megatron.core.parallel_state`); an HDP rank is a tensor-parallel group of those.
+    """
+    if not getattr(args, "num_experts", None):
+        return 1
+    tensor = args.tensor_model_parallel_size
+    expert_tensor = getattr(args, "expert_tensor_parallel_size", None) or tensor
+    block = (getattr(args, "expert_model_parallel_size", None) or 1) * expert_tensor
+    if block % tensor == 0:
+        return block // tensor
+    return 1 if tensor % block == 0 else num_ranks  # blocks that straddle chain all ranks
+
+
+def exchange_bytes(args: Any) -> float:
+    """Bytes per token and layer that go to the experts and back, forward and backward."""
+    if not getattr(args, "num_experts", None):
+        return 0.0
+    width = 2 if getattr(args, "bf16", False) or getattr(args, "fp16", False) else 4
+    return 4.0 * args.moe_router_topk * args.hidden_size * width
 
 
 def check_moe_arguments(args: Any) -> list[str]:
@@ -39,7 +56,8 @@ def _routing(args: Any) -> list[str]:
 
 def _dispatcher(args: Any) -> list[str]:
     kind = args.moe_token_dispatcher_type
-    alone = not meets_in_experts(args) and args.tensor_model_parallel_size == 1
+    expert_parallel = getattr(args, "expert_model_parallel_size", None) or 1
+    alone = expert_parallel == 1 and args.tensor_model_parallel_size == 1
     if kind == "alltoall" or alone:
         return []
     return [
