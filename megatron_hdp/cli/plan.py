@@ -184,7 +184,8 @@ def _print(
         return
     table = Table(title=f"{args.ranks} ranks, capacity {args.capacity}, {args.profile}")
     headings = ("strategy", "step (s)", "/ bound", "rings", "travelled", "bytes / static",
-                "micro-batches", "peak tokens", "offloaded (GB)", "planner (ms)")  # fmt: skip
+                "micro-batches", "peak tokens", "offloaded (GB)", "planner (ms)",
+                *(["/ dense"] if args.expert_parallel > 1 else []))  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("strategy", "rings") else "right")
     for name, steps in reports.items():

@@ -32,6 +32,8 @@ class StepReport:
     static_ring_bytes: float
     memory_peak_tokens: int
     offloaded_bytes: float
+    dense_s: float | None = None
+    """Predicted step of the same strategy where no rank shares experts; None: none does."""
 
     def as_dict(self) -> dict[str, Any]:
         """The keys of `plan --json`."""
@@ -49,6 +51,7 @@ class StepReport:
             "micro_batches_max": int(self.plan.micro_batch_counts.max()),
             "memory_peak_tokens": self.memory_peak_tokens,
             "offloaded_bytes": self.offloaded_bytes,
+            **({"over_dense": self.predicted_s / self.dense_s} if self.dense_s else {}),
         }
 
     def as_row(self) -> list[str]:
@@ -66,6 +69,7 @@ class StepReport:
             f"{self.memory_peak_tokens:,}",
             f"{self.offloaded_bytes / 1e9:.1f}",
             f"{self.planner_cpu_ms:.0f}",
+            *([f"{values['over_dense']:.3f}"] if self.dense_s else []),
         ]
 
 
@@ -126,7 +130,14 @@ def _report(config: PlannerConfig, request: StepRequest) -> StepReport:
         static_ring_bytes=float(lengths.sum()) * static_hops * _bytes_per_hop(cost),
         memory_peak_tokens=int(plan.resident_tokens(depth).max()),
         offloaded_bytes=_offloaded(plan, config, cost),
+        dense_s=None if config.expert_ranks == 1 else _dense_s(config, request),
     )
+
+
+def _dense_s(config: PlannerConfig, request: StepRequest) -> float:
+    """What equal slots and waits in every layer cost shows beside this."""
+    dense = replace(config, expert_ranks=1)
+    return replay(plan_step(dense, request), dense.cost(), dense.pipeline_depth).step_s
 
 
 def _bytes_per_hop(cost: CostModel) -> float:

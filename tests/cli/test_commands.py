@@ -76,6 +76,24 @@ def test_plan_says_what_capacity_each_loss_leaves(lengths):
     assert f"chunked with at most {most['chunked']}" in done.stderr
 
 
+def test_plan_says_what_sharing_experts_costs(lengths):
+    line = ["plan", "--lengths", lengths, "--ranks", "16", "--capacity", "1024"]
+    done = _run(*line, "--expert-parallel", "8", "--json")
+    (step,) = json.loads(done.stdout)["steps"]
+    alone = json.loads(_run(*line, "--json").stdout)["steps"][0]
+    assert step["over_dense"] == pytest.approx(step["predicted_s"] / alone["predicted_s"])
+    assert 1 <= step["over_dense"] < 1.5
+    assert "over_dense" not in alone
+    table = _run(*line, "--expert-parallel", "8").stdout
+    assert "/ dense" in table
+    refused = _run(*line, "--expert-parallel", "5")
+    assert refused.returncode == 1
+    assert (
+        "5 ranks that share experts (--expert-parallel) do not divide"
+        in refused.stdout + refused.stderr
+    )
+
+
 def test_plan_compare_shows_all_strategies(lengths):
     done = _run("plan", "--lengths", lengths, "--ranks", "16", "--capacity", "1024", "--compare",
                 "--json", "--pipeline", "2")  # fmt: skip
