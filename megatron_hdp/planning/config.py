@@ -60,8 +60,8 @@ class PlannerConfig:
             )
         if self.expert_ranks < 1 or self.num_ranks % self.expert_ranks:
             raise PlanError(
-                f"{self.expert_ranks} ranks that share experts (--expert-parallel) do not divide the "
-                f"domain of {self.num_ranks} ranks"
+                f"{self.expert_ranks} ranks that share experts (--expert-parallel) do not divide "
+                f"the domain of {self.num_ranks} ranks"
             )
 
     def cost(self) -> CostModel:
