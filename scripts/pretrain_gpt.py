@@ -114,7 +114,7 @@ def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tens
     return output, partial(loss_func, batch["loss_mask"])
 
 
-def datasets_provider(num_samples: list[int]) -> tuple[Any, Any, Any]:
+def datasets_provider(num_samples: list[int], vp_stage: int | None = None) -> tuple[Any, Any, Any]:
     """(train, valid, test): packs of documents with `--hdp`, Megatron's samples without."""
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)

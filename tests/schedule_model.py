@@ -25,7 +25,7 @@ class Transfer(NamedTuple):
 
     is_send: bool
     channel: str
-    """pipeline, kv or dkv: transfers of different channels never meet."""
+    """pipeline (interleaved: F, B), kv or dkv: transfers of different channels never meet."""
     peer: Process
     what: tuple[object, ...]
     """What the sender sends, and what the receiver believes to get."""
@@ -96,15 +96,87 @@ def _hops(rank: int, stage: int, phase: str, k: int, entries: Sequence[Entry]) -
     return hops
 
 
-def run(entries: Sequence[Sequence[Entry]], depth: int) -> Outcome:
+def interleaved_program(
+    rank: int, stage: int, depth: int, chunks: int, group: int, entries: Sequence[Entry]
+) -> list[Together]:
+    """Of `forward_backward_pipelining_with_interleaving`, each batch of transfers waited for.
+
+    `group` micro-batches go through one model chunk after the other; `len(entries)` is a multiple.
+    """
+    first, last, total = stage == 0, stage == depth - 1, len(entries) * chunks
+    table = [
+        (start + k, chunk)
+        for start in range(0, len(entries), group)
+        for chunk in range(chunks)
+        for k in range(group)
+    ]
+    warm_up = min(2 * (depth - stage - 1) + (chunks - 1) * group, total)
+
+    def work(phase: str, number: int) -> list[Together]:
+        return _hops(rank, stage, phase, table[number][0], entries)
+
+    def send(phase: str, number: int) -> Together:
+        """To the next stage, from the last one round to the first; gradients the other way."""
+        end = last if phase == "F" else first
+        if end and table[number][1] == chunks - 1:
+            return []
+        step = 1 if phase == "F" else -1
+        chunk = table[number][1] + end
+        peer = (rank, (stage + step) % depth)
+        return [Transfer(True, phase, peer, (phase, table[number][0], chunk))]
+
+    def receive(phase: str, number: int) -> Together:
+        """What operation `number` + 1 needs; the leading stage is depth - 1 operations ahead."""
+        begin = first if phase == "F" else last
+        peer = (rank, (stage + (-1 if phase == "F" else 1)) % depth)
+        if begin:
+            number -= depth - 1
+            if number < 0 or table[number][1] == chunks - 1:
+                return []
+            return [Transfer(False, phase, peer, (phase, table[number][0], table[number][1] + 1))]
+        slot, chunk = table[number + 1]
+        return [Transfer(False, phase, peer, (phase, slot, chunk))]
+
+    steps: list[Together] = [] if first else [[_first("F", rank, stage - 1)]]
+    opening = [] if last else [_first("B", rank, stage + 1)]
+    for k in range(warm_up):
+        steps += work("F", k)
+        steps.append(send("F", k) + (receive("F", k) if k < total - 1 else []))
+        if k == warm_up - 1 < total - 1:
+            steps[-1] += opening
+    for k in range(total - warm_up):
+        forward, more = warm_up + k, k < total - warm_up - 1
+        steps += [*work("F", forward), *work("B", k)]
+        steps.append(send("F", forward) + send("B", k))
+        steps[-1] += (receive("F", forward) if more else []) + (
+            receive("B", k) if k < total - 1 else []
+        )
+    if warm_up == total:
+        steps.append(opening)
+    for k in range(total - warm_up, total):
+        steps += work("B", k)
+        steps.append(send("B", k) + (receive("B", k) if k < total - 1 else []))
+    return [step for step in steps if step]
+
+
+def _first(phase: str, rank: int, peer: int) -> Transfer:
+    return Transfer(False, phase, (rank, peer), (phase, 0, 0))
+
+
+def run(entries: Sequence[Sequence[Entry]], depth: int, chunks: int = 1, group: int = 1) -> Outcome:
     """Runs a step.
 
     Args:
         entries: by rank, the ring that each micro-batch enters, in slot order.
         depth: pipeline stages.
+        chunks: model chunks of each stage; above 1 the schedule is interleaved, by `group`.
     """
     programs = {
-        (rank, stage): deque(program(rank, stage, depth, entries[rank]))
+        (rank, stage): deque(
+            program(rank, stage, depth, entries[rank])
+            if chunks == 1
+            else interleaved_program(rank, stage, depth, chunks, group, entries[rank])
+        )
         for rank in range(len(entries))
         for stage in range(depth)
     }

@@ -66,10 +66,11 @@ def of_records(title: str, records: Sequence[Record]) -> Timeline:
         origin = record["begin_s"]
         starts = [begin for begin, _ in record["forwards"]] + [record["end_s"]]
         for i, (begin, end) in enumerate(record["forwards"]):
-            slot = record["slots"][i]
+            number = record["forward_slots"][i]
+            slot = record["slots"][number]
             size = max(1, len(slot["ring"]))
             tokens = slot["ring_tokens"] + slot["local_tokens"]
-            where = record["rank"], record["pipeline_stage"], i
+            where = record["rank"], record["pipeline_stage"], number
             spans.append(Span(*where, "forward", begin - origin, end - origin, size, tokens))
             if not pipeline:
                 span = Span(*where, "backward", end - origin, starts[i + 1] - origin, size, tokens)

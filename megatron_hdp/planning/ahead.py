@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import queue
@@ -18,6 +19,11 @@ from typing import IO
 
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.values import Plan, PlanError
+
+_logger = logging.getLogger(__name__)
+
+_END_S = 10.0
+"""Longest wait for a killed process; only one that is stuck in the kernel takes longer."""
 
 
 class PlanAhead:
@@ -86,7 +92,14 @@ class PlanAhead:
         self._outbox.put(None)
         with contextlib.suppress(OSError):
             self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            _logger.warning(
+                "hdp: rank %s waited %.0f s for its planning process %d to end after SIGKILL, and "
+                "goes on without; is the machine's storage stuck?",
+                os.environ.get("RANK", "0"), _END_S, self._process.pid,
+            )  # fmt: skip
         self._process = None
         self._outbox, self._inbox, self._asked = queue.Queue(), queue.Queue(), []
 

@@ -27,6 +27,8 @@ class PlannerConfig:
     """Neighbouring ranks that share experts: they meet in every layer and need equal slots."""
     exchange_bytes: float = 0.0
     """Bytes per token and layer that the experts' exchange sends (`CostModel.with_experts`)."""
+    slot_group: int = 1
+    """Above 1 all ranks have equally many slots, a multiple of this (interleaved pipeline)."""
     cost_model: str | CostModel = "h100-estimate"
     """A preset's name, a profile file's path, or the model itself."""
     tensor_parallel: int = 1
@@ -50,7 +52,13 @@ class PlannerConfig:
     """Links across nodes are slower than the cost model says by this factor."""
 
     def __post_init__(self) -> None:
-        for name in ("num_ranks", "capacity", "context_parallel_size", "pipeline_depth"):
+        for name in (
+            "num_ranks",
+            "capacity",
+            "context_parallel_size",
+            "pipeline_depth",
+            "slot_group",
+        ):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} is {getattr(self, name)}: give at least 1")
         if self.num_ranks % self.context_parallel_size:

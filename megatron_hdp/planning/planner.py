@@ -12,6 +12,7 @@ from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.degrees import with_given_ratio
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.replay import micro_batch_s, replay
+from megatron_hdp.planning.slots import in_whole_groups
 from megatron_hdp.planning.static import plan_static
 from megatron_hdp.planning.values import Plan, PlanError
 
@@ -38,13 +39,17 @@ def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
             f"--hdp-strategy {config.strategy} is not a strategy: "
             f"use one of {', '.join(STRATEGIES)}"
         )
-    plan = with_given_ratio(strategy(config, request), config)
+    plan = strategy(config, request)
+    if config.slot_group > 1:
+        plan = in_whole_groups(plan, config.slot_group)
+    plan = with_given_ratio(plan, config)
     plan = replace(plan, predicted_s=micro_batch_s(plan, config.cost()))
     plan.validate(
         ids=request.ids,
         lengths=request.lengths,
         pipeline_depth=config.pipeline_depth,
         expert_ranks=config.expert_ranks,
+        slot_group=config.slot_group,
     )
     return plan
 

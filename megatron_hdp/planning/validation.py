@@ -7,7 +7,8 @@
    cycle exists, at any pipeline depth (proof below).
 4. Resident tokens of a micro-batch, its loss counted, stay within the capacity at its offload
    ratio.
-5. Ranks that share experts have equally many micro-batches.
+5. Ranks that share experts have equally many micro-batches; with `slot_group` all ranks do, a
+   multiple of it.
 
 **Why rule 3 suffices.** Let p stages run 1F1B, let F(j, k) and B(j, k) be stage j's forward and
 backward of slot k, and w_j = p-1-j its warm-up. A rank's list with m slots is the infinite list
@@ -36,6 +37,11 @@ in one key too; there, layer by layer, all of them enter the ring first and the 
 in the backward the other way round: one order inside a key. Small plans are walked through besides,
 every forward and backward of every stage (`order.py`); that walk knows nothing of keys and is the
 proof's oracle in the tests.
+
+**Interleaved stages** need no keys: with equal counts all ranks have the same list on a stage,
+Megatron's for one pipeline, which ends. Number a pipeline's operations and transfers in an order in
+which they complete; every rank has the same numbers, and a ring's operation, the same slot of the
+same model chunk on every member, has one. So joining waits only for smaller numbers again.
 """
 
 from __future__ import annotations
@@ -54,6 +60,7 @@ def validate(
     lengths: IntArray | None = None,
     pipeline_depth: int = 1,
     expert_ranks: int = 1,
+    slot_group: int = 1,
 ) -> None:
     """Raises PlanError with the first broken rule.
 
@@ -61,11 +68,12 @@ def validate(
         ids, lengths: [S] what the step was asked to place; when given, compared with the plan.
         pipeline_depth: stages under the plan.
         expert_ranks: neighbouring ranks that share experts; they need equally many micro-batches.
+        slot_group: above 1 all ranks need equally many, a multiple of this (interleaved pipeline).
     """
     _check_shapes(plan)
     _check_sequences(plan, ids, lengths)
     _check_rings(plan)
-    _check_slots(plan, expert_ranks)
+    _check_slots(plan, expert_ranks, slot_group)
     _check_memory(plan, pipeline_depth)
     _check_order(plan, pipeline_depth, expert_ranks)
 
@@ -153,7 +161,7 @@ def _check_rings(plan: Plan) -> None:
         raise PlanError("two rings share a rank and a slot")
 
 
-def _check_slots(plan: Plan, expert_ranks: int) -> None:
+def _check_slots(plan: Plan, expert_ranks: int, slot_group: int) -> None:
     counts = plan.micro_batch_counts
     if counts.min() < 1:
         raise PlanError(f"rank {int(counts.argmin())} has no micro-batch")
@@ -165,6 +173,10 @@ def _check_slots(plan: Plan, expert_ranks: int) -> None:
             f"rank {rank} has {counts[rank]} micro-batches where ranks {first} to "
             f"{first + expert_ranks - 1}, which share experts, need equally many"
         )
+    if slot_group > 1 and counts.min() != counts.max():
+        raise PlanError(f"ranks have {counts.min()} to {counts.max()} slots where all need equal")
+    if counts.min() % slot_group:
+        raise PlanError(f"ranks have {counts.min()} slots, no multiple of {slot_group}")
     local = plan.ring_of < 0
     late = plan.slot_of[local] >= counts[plan.rank_of[local]]
     if late.any() or plan.slot_of.min() < 0:

@@ -248,12 +248,18 @@ class Plan:
         lengths: IntArray | None = None,
         pipeline_depth: int = 1,
         expert_ranks: int = 1,
+        slot_group: int = 1,
     ) -> None:
         """Checks the rules of `megatron_hdp.planning.validation`; raises PlanError otherwise."""
         from megatron_hdp.planning.validation import validate
 
         validate(
-            self, ids=ids, lengths=lengths, pipeline_depth=pipeline_depth, expert_ranks=expert_ranks
+            self,
+            ids=ids,
+            lengths=lengths,
+            pipeline_depth=pipeline_depth,
+            expert_ranks=expert_ranks,
+            slot_group=slot_group,
         )
 
     def digest(self, *, corpus: str = "", config: str = "") -> PlanDigest:

@@ -22,7 +22,7 @@ from megatron_hdp.planning.values import MicroBatch
 from megatron_hdp.runtime.attention.transformer_engine import TEMicroBatch
 from megatron_hdp.runtime.context import CurrentMicroBatch, running
 from megatron_hdp.runtime.micro_batch import MicroBatchState
-from megatron_hdp.runtime.pipeline import PlannedShapes
+from megatron_hdp.runtime.pipeline import PlannedShapes, StageOrder
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.runtime.session import Session
 from megatron_hdp.runtime.step import HdpDataIterator, PreparedStep
@@ -53,7 +53,8 @@ def hdp_schedule(schedule: Schedule, session: Callable[[], Session]) -> Schedule
             )
         # A rerun of the step (Megatron's result validation) must see the same micro-batches.
         replaying = (
-            bool(getattr(data_iterator, "replaying", False)) and iterator.current is not None
+            any(getattr(one, "replaying", False) for one in _as_list(data_iterator))
+            and iterator.current is not None
         )
         step = iterator.current if replaying else iterator.begin_step()
         assert step is not None
@@ -64,12 +65,16 @@ def hdp_schedule(schedule: Schedule, session: Callable[[], Session]) -> Schedule
     return run
 
 
+def _as_list(one_or_more: Any) -> list[Any]:
+    return one_or_more if isinstance(one_or_more, list) else [one_or_more]
+
+
 def _hdp_iterator(data_iterator: Any) -> HdpDataIterator | None:
-    """Ours, out of Megatron's RerunDataIterator or a list of one."""
-    if isinstance(data_iterator, list) and len(data_iterator) == 1:
-        data_iterator = data_iterator[0]
-    inner = getattr(data_iterator, "iterable", data_iterator)
-    return inner if isinstance(inner, HdpDataIterator) else None
+    """Ours, out of Megatron's RerunDataIterator, or of a list of them that all hold it."""
+    inner = [getattr(one, "iterable", one) for one in _as_list(data_iterator)]
+    first = inner[0] if inner else None
+    same = all(one is first for one in inner)
+    return first if same and isinstance(first, HdpDataIterator) else None
 
 
 class _StepRun:
@@ -87,8 +92,8 @@ class _StepRun:
         self.iterator = iterator
         self.step = step
         self.replaying = replaying
-        self.model = model[0] if isinstance(model, list) else model
-        self.config = get_model_config(self.model)
+        self.chunks = _as_list(model)
+        self.config = get_model_config(self.chunks[0])
         self.domain = session.require_domain()
         self.record = StepRecord(
             kind=iterator.config.name,
@@ -129,6 +134,9 @@ class _StepRun:
             )
         ]
 
+        self.order = self._stage_order()
+        self.record.forward_slots = list(self.order.forwards)
+
     def _transformer_engine_calls(self, device: torch.device) -> Sequence[TEMicroBatch | None]:
         """What its attention takes of every micro-batch; None where HDP's ring runs.
 
@@ -164,7 +172,7 @@ class _StepRun:
             result = schedule(
                 forward_step_func=self._forward_step(forward_step),
                 data_iterator=data_iterator,
-                model=[self.model],
+                model=self.chunks,
                 **kwargs,
             )
         except Exception as error:
@@ -207,7 +215,19 @@ class _StepRun:
         return (
             f"HDP: this was rank {torch.distributed.get_rank()} (HDP rank {record.rank}, pipeline "
             f"stage {record.pipeline_stage}) in step {record.step} of {record.kind}, with "
-            f"{len(record.forwards)} of {len(self.micro_batches)} forwards done."
+            f"{len(record.forwards)} of {len(self.order.forwards)} forwards done."
+        )
+
+    def _stage_order(self) -> StageOrder:
+        count = len(self.micro_batches)
+        if len(self.chunks) == 1:
+            return StageOrder.one_forward_one_backward(count)
+        return StageOrder.interleaved(
+            count,
+            len(self.chunks),
+            self.config.microbatch_group_size_per_vp_stage,
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
         )
 
     def _plan_pipeline_shapes(self, kwargs: dict[str, Any]) -> None:
@@ -222,11 +242,12 @@ class _StepRun:
             self.config,
             [layout.num_tokens // divisor for layout in self.step.layouts],
             self.config.hidden_size,
+            self.order,
         )
 
     def _forward_step(self, forward_step: ForwardStep) -> ForwardStep:
-        """The k-th call, on every stage and in every schedule here, is micro-batch k."""
-        remaining = iter(self.micro_batches)
+        """The k-th call works on the order's k-th micro-batch."""
+        remaining = iter([self.micro_batches[slot] for slot in self.order.forwards])
 
         @functools.wraps(forward_step)
         def run_one(data_iterator: Any, model: Any, *args: Any) -> Any:

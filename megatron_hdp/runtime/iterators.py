@@ -27,7 +27,7 @@ from megatron_hdp.runtime.attention.te_partition import te_layout
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss, refused_capacity
 from megatron_hdp.runtime.loading import StreamData, make_loaders
 from megatron_hdp.runtime.planner import planner_config
-from megatron_hdp.runtime.session import Session
+from megatron_hdp.runtime.session import Session, Streams
 from megatron_hdp.runtime.settings import shared_settings
 from megatron_hdp.runtime.sharding import MicroBatchLayout
 from megatron_hdp.runtime.step import HdpDataIterator, StreamConfig
@@ -48,12 +48,24 @@ def build_hdp_iterators(
     from megatron.training import get_args
 
     args = get_args()
+    chunk = getattr(provider, "keywords", {}).get("vp_stage")
+    if chunk and session.streams is not None:  # Megatron asks once per model chunk
+        return build(_provider_of(session.streams))
     _check_longest(args, session)
     _check_memory(args, session)
     _announce(session, args)
     args.dataloader_type = "external"
     provider = text_provider(provider, session.options, args)
+    session.streams = None
     return build(_iterator_provider(provider, session, args))
+
+
+def _provider_of(streams: Streams) -> Provider:
+    def provide(num_samples: Any) -> Streams:
+        return streams
+
+    provide.is_distributed = True  # type: ignore[attr-defined]
+    return provide
 
 
 def _check_longest(args: Namespace, session: Session) -> None:
@@ -104,7 +116,7 @@ def _announce(session: Session, args: Namespace) -> None:
 
 
 def _iterator_provider(provider: Provider, session: Session, args: Namespace) -> Provider:
-    def provide(num_samples: Any, *more: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    def provide(num_samples: Any, *more: Any, **kwargs: Any) -> Streams:
         with _built_on_every_rank():
             train, valid, test = provider(num_samples, *more, **kwargs)
         batch, eval_batch = args.global_batch_size, args.eval_global_batch_size
@@ -117,7 +129,8 @@ def _iterator_provider(provider: Provider, session: Session, args: Namespace) ->
         training, valid, test = _iterators(streams, session, args)
         if training is not None and args.train_iters:
             training.prefetch()
-        return training, valid, test
+        session.streams = training, valid, test
+        return session.streams
 
     provide.is_distributed = True  # type: ignore[attr-defined]
     return provide

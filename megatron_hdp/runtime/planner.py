@@ -17,12 +17,14 @@ from megatron_hdp.runtime.device_memory import device_memory
 from megatron_hdp.runtime.model_shape import model_shape
 from megatron_hdp.runtime.moe.support import exchange_bytes, expert_ranks
 from megatron_hdp.runtime.options import HdpOptions
+from megatron_hdp.runtime.pipeline import slots_per_group
 from megatron_hdp.runtime.validation import capacity_of
 
 
 def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> PlannerConfig:
     """The planner's options; `args` are Megatron's, after validation."""
     shape, tensor_parallel = model_shape(args), args.tensor_model_parallel_size
+    slot_group = slots_per_group(args)
     return PlannerConfig(
         num_ranks=num_ranks,
         capacity=capacity_of(args),
@@ -32,6 +34,7 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         cost_model=options.profile or ("cpu-estimate" if cpu.is_installed() else "h100-estimate"),
         expert_ranks=expert_ranks(args, num_ranks),
         exchange_bytes=exchange_bytes(args),
+        slot_group=slot_group,
         tensor_parallel=tensor_parallel,
         layers_per_stage=shape.num_layers,
         activation_bytes=saved_bytes(shape) * tensor_parallel,

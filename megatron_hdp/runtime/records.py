@@ -45,7 +45,9 @@ class StepRecord:
     refused_bytes: int = 0
     """Activation bytes that should have gone there, but the limit was reached."""
     forwards: list[tuple[float, float]] = field(default_factory=list)
-    """(begin, end) of every forward step, in slot order."""
+    """(begin, end) of every forward step, in order."""
+    forward_slots: list[int] = field(default_factory=list)
+    """Slot of each; with interleaved pipeline stages a slot comes once per model chunk."""
     slots: list[dict[str, object]] = field(default_factory=list)
     """Per micro-batch: ring ranks, tokens on the ring, local tokens."""
     sequences: str = ""

@@ -19,6 +19,9 @@ from megatron_hdp.runtime.offload import ActivationOffload
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.runtime.ring_groups import RingGroups
+from megatron_hdp.runtime.step import HdpDataIterator
+
+Streams = tuple[HdpDataIterator | None, HdpDataIterator | None, HdpDataIterator | None]
 
 if TYPE_CHECKING:
     from megatron_hdp.data.remote.cluster import Cluster
@@ -40,6 +43,8 @@ class Session:
     """Made when the first micro-batch offloads."""
     loader_cluster: Cluster | None = None
     """The Ray actors that load, with --hdp-loader ray."""
+    streams: Streams | None = None
+    """Train, valid and test, for the model chunks of interleaved pipeline stages to share."""
     log_step: Callable[[Session, int, bool], None] | None = None
     """Called after Megatron's log function, with the iteration and whether it is the first."""
 

@@ -164,7 +164,7 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
     train_step, evaluate = training.train_step, training.evaluate
 
     def recording_step(forward_step, iterator, model, optimizer, *args, **kwargs):
-        inner = get_attr_wrapped_model(model[0], "decoder", return_model_obj=True)
+        chunks = [get_attr_wrapped_model(m, "decoder", return_model_obj=True) for m in model]
         optimizer_step = optimizer.step
 
         def step():
@@ -172,6 +172,7 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
                 recorded.grads.append(
                     {
                         global_name(name, inner): parameter.main_grad.double().numpy().copy()
+                        for inner in chunks
                         for name, parameter in inner.named_parameters()
                     }
                 )
@@ -190,7 +191,7 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_pipeline_model_parallel_rank(),
         )
-        _record_params(recorded, inner)
+        _record_params(recorded, chunks)
         _record_plan(recorded)
         return result
 
@@ -198,7 +199,7 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
         result = evaluate(*args, **kwargs)
         # Overlapped gathers of the last step are complete only when evaluation begins.
         _record_params(
-            recorded, get_attr_wrapped_model(args[2][0], "decoder", return_model_obj=True)
+            recorded, [get_attr_wrapped_model(m, "decoder", return_model_obj=True) for m in args[2]]
         )
         if result[0]:
             recorded.evaluations.append(float(result[0]["lm loss"]))
@@ -208,13 +209,14 @@ def _record_steps(recorded: Recorded, keep_grads: int) -> None:
     training.evaluate = recording_evaluate
 
 
-def _record_params(recorded: Recorded, model) -> None:
-    for name, parameter in model.named_parameters():
-        name = global_name(name, model)
-        recorded.params[name] = parameter.detach().double().numpy().copy()
-        whole = ".experts." in name and _expert_tensor_parallel() == 1
-        if getattr(parameter, "tensor_model_parallel", False) and not whole:
-            recorded.partition_dims[name] = parameter.partition_dim
+def _record_params(recorded: Recorded, chunks) -> None:
+    for chunk in chunks:
+        for local_name, parameter in chunk.named_parameters():
+            name = global_name(local_name, chunk)
+            recorded.params[name] = parameter.detach().double().numpy().copy()
+            whole = ".experts." in name and _expert_tensor_parallel() == 1
+            if getattr(parameter, "tensor_model_parallel", False) and not whole:
+                recorded.partition_dims[name] = parameter.partition_dim
 
 
 def _expert_tensor_parallel() -> int:

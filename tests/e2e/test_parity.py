@@ -102,6 +102,8 @@ def test_steps_mix_ring_sizes_and_unequal_counts(corpus):
 
 FP32_TOLERANCE = 1e-4
 """Largest parameter difference after 20 Adam steps, relative to the tensor's largest value."""
+FP32_GRADIENT_TOLERANCE = 1e-5
+"""The same of the first step's gradients."""
 
 
 def test_fp32_equals_stock(corpus, stock):
@@ -139,3 +141,32 @@ def _with_one_wrong_token(argv: list[str]) -> Recorded:
 
     local.read_batch = read_batch
     return pretrain(argv, fp64=False)
+
+
+def test_fp32_gradients_tell_one_shard_with_wrong_positions(corpus, stock):
+    """One token moved by one position leaves them within 1e-6, which fp32 cannot tell."""
+    argv = [*_arguments(corpus, 4), "--hdp", "--hdp-strategy", "naive", "--hdp-capacity", "64",
+            "--exit-interval", "1"]  # fmt: skip
+    right = run_ranks(lambda: pretrain(argv, fp64=False, keep_grads=1), 4)
+    wrong = run_ranks(lambda: _with_wrong_positions(argv), 4)
+    wanted = gather([stock(4, fp64=False)], "grads")
+    assert worst_error(gather(right, "grads"), wanted) < FP32_GRADIENT_TOLERANCE
+    assert worst_error(gather(wrong, "grads"), wanted) > FP32_GRADIENT_TOLERANCE
+
+
+def _with_wrong_positions(argv: list[str]) -> Recorded:
+    """In the first ring micro-batch of each rank but a ring's first, a shard counts from 0."""
+    from megatron_hdp.runtime.executor import MicroBatchState
+
+    build, planted = MicroBatchState.build, []
+
+    def build_shifted(layout, **more):
+        if not planted and layout.ring_tokens and layout.positions[0] > 0:
+            planted.append(True)
+            positions = layout.positions.copy()
+            positions[: layout.ring_tokens] = range(layout.ring_tokens)
+            layout = dataclasses.replace(layout, positions=positions)
+        return build(layout, **more)
+
+    MicroBatchState.build = build_shifted
+    return pretrain(argv, fp64=False, keep_grads=1)

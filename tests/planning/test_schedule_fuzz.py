@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning import Plan, PlanError, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.slots import in_whole_groups
 from tests.random_plans import random_plan
 from tests.schedule_model import Entry, Outcome, run
 
@@ -42,6 +43,35 @@ def test_random_plans_end(seed):
     assert unequal > 100
 
 
+PIPELINES = [(p, v, g) for p, g in ((2, 2), (2, 3), (4, 4), (8, 8)) for v in (2, 3)]
+"""(stages, model chunks, micro-batches per group)."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_plans_end_under_the_interleaved_schedule(seed):
+    rng = np.random.RandomState(seed)
+    added = 0
+    for _ in range(100):
+        plan = random_plan(_request(rng), int(rng.randint(1, 9)), rng)
+        for depth, chunks, group in PIPELINES:
+            padded = in_whole_groups(plan, group)
+            padded.validate(slot_group=group)
+            added += int((padded.micro_batch_counts - plan.micro_batch_counts).sum())
+            entries = _entries(padded)
+            assert run(entries, depth, chunks, group) == ENDS_WELL, (entries, depth, chunks, group)
+    assert added > 1000
+
+
+def test_unequal_slots_are_refused_for_interleaved_stages():
+    rng = np.random.RandomState(1)
+    plans = (random_plan(_request(rng), 4, rng) for _ in range(100))
+    plan = next(plan for plan in plans if len(set(plan.micro_batch_counts.tolist())) > 1)
+    with pytest.raises(PlanError, match="where all need equal"):
+        plan.validate(slot_group=2)
+    with pytest.raises(PlanError, match="no multiple of 7"):
+        in_whole_groups(plan, 2).validate(slot_group=7)
+
+
 @pytest.mark.parametrize("strategy", ["auto", "dp-balance", "pp-balance", "naive"])
 def test_plans_of_every_strategy_end(strategy):
     rng = np.random.RandomState(7)
@@ -63,6 +93,8 @@ def test_the_shifted_slot_ends_only_without_pipeline_stages():
     assert run(SHIFTED, 1) == ENDS_WELL
     for depth in DEPTHS[1:]:
         assert run(SHIFTED, depth) != ENDS_WELL
+    padded = [[*SHIFTED[0], None], [*SHIFTED[1], None, None]]
+    assert run(padded, 2, chunks=2, group=2) != ENDS_WELL
 
 
 def test_the_model_finds_what_shifted_slots_do():
