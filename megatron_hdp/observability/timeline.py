@@ -65,8 +65,10 @@ def of_records(title: str, records: Sequence[Record]) -> Timeline:
     for record in records:
         origin = record["begin_s"]
         starts = [begin for begin, _ in record["forwards"]] + [record["end_s"]]
+        # Traces of before interleaved stages have no order: one forward a slot.
+        order = record.get("forward_slots") or range(len(record["forwards"]))
         for i, (begin, end) in enumerate(record["forwards"]):
-            number = record["forward_slots"][i]
+            number = order[i]
             slot = record["slots"][number]
             size = max(1, len(slot["ring"]))
             tokens = slot["ring_tokens"] + slot["local_tokens"]

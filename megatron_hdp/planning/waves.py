@@ -29,9 +29,16 @@ _GRAINS = (1.0, 0.7, 0.5)
 
 _Point = tuple[int, ...]
 """One setting, as an index into each of the lists above."""
-_SIZES = (len(_THETAS), len(_GROWTHS), len(_RAMPS), len(_GRADES), len(_GRAINS))
 _STARTS: tuple[_Point, ...] = ((3, 2, 4, 0, 0), (1, 1, 5, 0, 0), (4, 0, 4, 3, 0), (2, 2, 5, 3, 0))
 _MOST_TRIES = 40
+
+# Without pipeline stages nothing fills or drains: waves may have no short ends at all.
+_FLAT_RAMPS = ((0, 1.0), *_RAMPS)
+_FLAT_STARTS: tuple[_Point, ...] = (
+    (3, 2, 0, 0, 0), (1, 1, 6, 0, 0), (4, 0, 0, 3, 0), (2, 2, 6, 3, 0), (3, 2, 3, 0, 0),
+    (1, 1, 2, 0, 0),
+)  # fmt: skip
+_MOST_FLAT_TRIES = 60
 
 
 def plan_waves(config: PlannerConfig, request: StepRequest) -> Plan:
@@ -58,28 +65,33 @@ class _Search:
             lengths, config.num_ranks, config.capacity, self.cost, config.pipeline_depth
         )
         self.table = WidthTable(config, self.cost, lengths[self.order])
+        flat = config.pipeline_depth == 1
+        self.ramps = _FLAT_RAMPS if flat else _RAMPS
+        self.starts, self.most_tries = (
+            (_FLAT_STARTS, _MOST_FLAT_TRIES) if flat else (_STARTS, _MOST_TRIES)
+        )
         self.full = float(self.cost.local_s(np.array([1]))[0]) * config.capacity
         self.tried: dict[_Point, float] = {}
         self.best: tuple[float, _Point, Plan] | None = None
 
     def run(self) -> Plan:
         """The best plan found; deterministic."""
-        for point in _STARTS:
+        for point in self.starts:
             self._try(point)
         assert self.best is not None
         while True:
             before = self.best[0]
-            for point in _neighbours(self.best[1]):
+            for point in self._neighbours(self.best[1]):
                 self._try(point)
             if self.best[0] >= before:
                 return self.best[2]
 
     def _try(self, point: _Point) -> None:
-        if point in self.tried or len(self.tried) >= _MOST_TRIES:
+        if point in self.tried or len(self.tried) >= self.most_tries:
             return
         theta, growth, ramp, grade, grain = point
         setting = Setting(
-            _THETAS[theta] * self.full, _GROWTHS[growth], _RAMPS[ramp], _GRADES[grade],
+            _THETAS[theta] * self.full, _GROWTHS[growth], self.ramps[ramp], _GRADES[grade],
             _GRAINS[grain],
         )  # fmt: skip
         builder = WaveBuilder(self.table, self.cost, setting)
@@ -89,12 +101,12 @@ class _Search:
         if self.best is None or step_s < self.best[0]:
             self.best = step_s, point, plan
 
-
-def _neighbours(point: _Point) -> list[_Point]:
-    """Settings that differ by one place in one list."""
-    found = []
-    for dimension, size in enumerate(_SIZES):
-        for moved in (point[dimension] - 1, point[dimension] + 1):
-            if 0 <= moved < size:
-                found.append((*point[:dimension], moved, *point[dimension + 1 :]))
-    return found
+    def _neighbours(self, point: _Point) -> list[_Point]:
+        """Settings that differ by one place in one list."""
+        sizes = (len(_THETAS), len(_GROWTHS), len(self.ramps), len(_GRADES), len(_GRAINS))
+        found = []
+        for dimension, size in enumerate(sizes):
+            for moved in (point[dimension] - 1, point[dimension] + 1):
+                if 0 <= moved < size:
+                    found.append((*point[:dimension], moved, *point[dimension + 1 :]))
+        return found

@@ -72,16 +72,22 @@ def test_killed_and_resumed_is_uninterrupted(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_resume_on_another_domain_and_strategy_sees_the_same_sequences(corpus, tmp_path):
-    argv = _arguments(corpus, tmp_path / "save", tmp_path / "a")
-    first = run_ranks(lambda: pretrain([*argv, "--exit-interval", "6"], fp64=False), RANKS)
-    argv[argv.index("--hdp-trace") + 1] = str(tmp_path / "b")
-    argv[argv.index("--hdp-capacity") + 1] = "256"
-    argv += ["--hdp-strategy", "static"]
-    second = run_ranks(lambda: pretrain(argv, fp64=False), 2)
-    whole = _arguments(corpus, tmp_path / "whole", tmp_path / "c")
+def test_resume_on_other_meshes_sees_the_same_sequences(corpus, tmp_path):
+    """Three steps each: HDP 3, then PP 2 x HDP 2 with another capacity and strategy, then HDP 2."""
+    meshes = [
+        (3, "3", []),
+        (4, "6", ["--pipeline-model-parallel-size", "2", "--hdp-capacity", "128",
+                  "--hdp-strategy", "auto"]),
+        (2, "9", ["--hdp-capacity", "256", "--hdp-strategy", "static"]),
+    ]  # fmt: skip
+    losses, seen = [], {}
+    for ranks, last, more in meshes:
+        trace = tmp_path / f"to-{last}"
+        argv = [*_arguments(corpus, tmp_path / "save", trace), *more, "--exit-interval", last]
+        losses += run_ranks(lambda argv=argv: pretrain(argv, fp64=False), ranks)[-1].losses
+        seen |= _sequences(trace)
+    whole = _arguments(corpus, tmp_path / "whole", tmp_path / "whole-trace")
     uninterrupted = run_ranks(lambda: pretrain(whole, fp64=False), RANKS)
-    losses = first[0].losses + second[0].losses
     assert losses == pytest.approx(uninterrupted[0].losses, rel=1e-5)
-    seen = _sequences(tmp_path / "a") | _sequences(tmp_path / "b")
-    assert seen == _sequences(tmp_path / "c")
+    assert len(losses) == 9
+    assert seen == _sequences(tmp_path / "whole-trace")

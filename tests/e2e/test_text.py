@@ -10,7 +10,7 @@ import pytest
 
 from megatron_hdp.cpu.launch import run_ranks
 from tests.data.texts import FIRST_BYTE, byte_vocabulary, write
-from tests.e2e.harness import pretrain
+from tests.e2e.harness import Recorded, gather, pretrain, worst_error
 
 
 @pytest.fixture
@@ -63,3 +63,41 @@ def test_a_blend_of_text_trains_and_resumes_elsewhere(arguments, tmp_path):
     # It went on from the checkpoint's own state, not by a walk through what was consumed.
     state = next((tmp_path / "cut").glob("iter_0000003/**/train_dataloader_dprank000.pt"))
     assert state.stat().st_size < 4096
+
+
+def _counting_masked(argv: list[str]) -> tuple[Recorded, int]:
+    """With the number of micro-batches of this rank in which no token is trained on."""
+    from megatron_hdp.data.loading import local
+
+    read, masked = local.read_batch, []
+
+    def reading(*args):
+        batch = read(*args)
+        masked.append(batch["tokens"].shape[1] > 1 and not batch["loss_mask"].any())
+        return batch
+
+    local.read_batch = reading
+    return pretrain(argv, keep_grads=2), sum(masked)
+
+
+@pytest.mark.slow
+def test_shards_ranks_and_micro_batches_without_a_target(megatron_on_cpu, tmp_path):
+    """Unanswered chats train on nothing: gradients are those of the rest, and no NaN."""
+    rng = np.random.RandomState(6)
+    question = {"messages": [{"role": "user", "content": "?" * 190}]}
+    texts = [{"text": "".join(map(chr, rng.randint(97, 123, 40)))} for _ in range(20)]
+    records = [record for text in texts for record in (question, text)]
+    argv = [
+        "--data-path", write(tmp_path / "a.jsonl", records), "--split", "100,0,0",
+        "--data-cache-path", str(tmp_path), "--tokenizer-type", "TikTokenizer",
+        "--tokenizer-model", byte_vocabulary(tmp_path), "--tiktoken-num-special-tokens",
+        str(FIRST_BYTE), "--vocab-size", str(256 + FIRST_BYTE), "--train-iters", "2",
+        "--global-batch-size", "6", "--eval-iters", "0", "--hdp",
+    ]  # fmt: skip
+    one = run_ranks(lambda: _counting_masked(argv), 1)
+    three = run_ranks(lambda: _counting_masked([*argv, "--hdp-capacity", "90"]), 3)
+    assert all(masked > 0 for _, masked in three), "no rank had a micro-batch without a target"
+    got, wanted = [recorded for recorded, _ in three], [one[0][0]]
+    assert got[0].losses == pytest.approx(wanted[0].losses, rel=1e-12)
+    assert worst_error(gather(got, "grads"), gather(wanted, "grads")) < 1e-12
+    assert all(np.isfinite(value).all() for value in got[0].grads[1].values())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
 """The .sbatch files on a real SLURM: train, be preempted, requeue, finish; as if nothing had been.
 
-Its own CI stage: tests/slurm/run.sh.
+Runs by itself, as root: ./scripts/test.sh -m slurm tests/slurm.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ def _routing(args: Any) -> list[str]:
 
 def _dispatcher(args: Any) -> list[str]:
     kind = args.moe_token_dispatcher_type
-    expert_parallel = getattr(args, "expert_model_parallel_size", None) or 1
-    alone = expert_parallel == 1 and args.tensor_model_parallel_size == 1
+    sizes = ("expert_model_parallel_size", "expert_tensor_parallel_size")
+    alone = all((getattr(args, name, None) or 1) == 1 for name in sizes)
+    alone = alone and args.tensor_model_parallel_size == 1
     if kind == "alltoall" or alone:
         return []
     return [
