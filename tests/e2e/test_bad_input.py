@@ -67,12 +67,8 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--attention-dropout 0.1", "pass --attention-dropout 0.0"],
         ),
         (
-            ["--data-path", "{corpus}", "--softmax-type", "off-by-one"],
-            ["--softmax-type off-by-one", "pass --softmax-type vanilla"],
-        ),
-        (
-            ["--data-path", "{corpus}", "--window-size", "64,0"],
-            ["--window-size (64, 0)", "without --hdp"],
+            ["--data-path", "{corpus}", "--window-size", "64,8"],
+            ["--window-size 64,8", "attention is causal"],
         ),
         (
             ["--data-path", "{corpus}", "--hdp-offload", "--cpu-offloading-num-layers", "1"],
@@ -91,7 +87,7 @@ def _truncated(corpus: str, tmp_path) -> str:
             ["--hdp-ray-address 127.0.0.1:1", "needs --hdp-loader ray"],
         ),
     ],
-    ids="no-index truncated context capacity hybrid-cp moe dropout sinks window offloads fused "
+    ids="no-index truncated context capacity hybrid-cp moe dropout window offloads fused "
     "mup loader".split(),
 )
 def test_one_sentence_and_no_process_group(corpus, tmp_path, argv, words):
