@@ -150,6 +150,7 @@ def _report(args: argparse.Namespace, setting: Setting, runs: dict[str, Run]) ->
         "gpus": args.gpus,
         "hdp_ranks": setting.num_ranks,
         "tensor_parallel": setting.cost.tensor_parallel,
+        "expert_ranks": setting.cost.expert_ranks,
         "pipeline_parallel": setting.pipeline_depth,
         "context": args.context,
         "capacity": args.capacity,

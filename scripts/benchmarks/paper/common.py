@@ -35,7 +35,7 @@ def setting(
     shape, cluster = ModelShape.load(model), replace(Cluster.load(CLUSTER), **changes)
     tensor, pipeline = mesh or (shape.tensor_parallel, shape.pipeline_parallel)
     return make_setting(
-        shape.cost_model(cluster, tensor, shape.expert_parallel),
+        shape.cost_model(cluster, tensor),
         cluster,
         gpus=gpus or GPUS[model],
         pipeline_depth=pipeline,
