@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 Process = tuple[int, int]
@@ -43,7 +44,9 @@ class Outcome(NamedTuple):
     """(what was sent, what was expected) of messages that met the wrong receive."""
 
 
-def program(rank: int, stage: int, depth: int, entries: Sequence[Entry]) -> list[Together]:
+def program(
+    rank: int, stage: int, depth: int, entries: Sequence[Entry], experts: int = 1
+) -> list[Together]:
     """What one process does in a step, as lists of transfers posted together."""
     count, last = len(entries), depth - 1
     warm_up = min(depth - stage - 1, count)
@@ -60,25 +63,43 @@ def program(rank: int, stage: int, depth: int, entries: Sequence[Entry]) -> list
     def send_grad(k: int) -> Together:
         return [_pipe(True, (rank, stage - 1), "B", k)] if stage > 0 else []
 
+    work = partial(_work, rank, stage, entries, experts)
     steps: list[Together] = []
     for k in range(warm_up):
-        steps += [receive(k), *_hops(rank, stage, "F", k, entries), send(k)]
+        steps += [receive(k), *work("F", k), send(k)]
     steady = count - warm_up
     if steady:
         steps.append(receive(warm_up))
     for i in range(steady):
         forward = warm_up + i
-        steps += _hops(rank, stage, "F", forward, entries)
+        steps += work("F", forward)
         steps.append(send(forward) + receive_grad(i))
-        steps += _hops(rank, stage, "B", i, entries)
+        steps += work("B", i)
         steps.append(send_grad(i) + (receive(forward + 1) if i < steady - 1 else []))
     for i in range(steady, count):
-        steps += [receive_grad(i), *_hops(rank, stage, "B", i, entries), send_grad(i)]
+        steps += [receive_grad(i), *work("B", i), send_grad(i)]
     return [step for step in steps if step]
 
 
 def _pipe(is_send: bool, peer: Process, phase: str, k: int) -> Transfer:
     return Transfer(is_send, "pipeline", peer, (phase, k))
+
+
+def _work(
+    rank: int, stage: int, entries: Sequence[Entry], experts: int, phase: str, k: int
+) -> list[Together]:
+    """A layer's meetings: attention's ring, then the experts; in a backward the other way."""
+    meetings = [_hops(rank, stage, phase, k, entries), _exchange(rank, stage, phase, k, experts)]
+    return [step for meeting in meetings[:: 1 if phase == "F" else -1] for step in meeting]
+
+
+def _exchange(rank: int, stage: int, phase: str, k: int, experts: int) -> list[Together]:
+    """All-to-all among the neighbours that share experts: all sends and receives at once."""
+    first = rank // experts * experts
+    others = [(peer, stage) for peer in range(first, first + experts) if peer != rank]
+    sides = (True, False)
+    exchange = [Transfer(side, "experts", peer, (phase, k)) for peer in others for side in sides]
+    return [exchange] if exchange else []
 
 
 def _hops(rank: int, stage: int, phase: str, k: int, entries: Sequence[Entry]) -> list[Together]:
@@ -97,8 +118,9 @@ def _hops(rank: int, stage: int, phase: str, k: int, entries: Sequence[Entry]) -
 
 
 def interleaved_program(
-    rank: int, stage: int, depth: int, chunks: int, group: int, entries: Sequence[Entry]
-) -> list[Together]:
+    rank: int, stage: int, depth: int, chunks: int, group: int, entries: Sequence[Entry],
+    experts: int = 1,
+) -> list[Together]:  # fmt: skip
     """Of `forward_backward_pipelining_with_interleaving`, each batch of transfers waited for.
 
     `group` micro-batches go through one model chunk after the other; `len(entries)` is a multiple.
@@ -113,7 +135,7 @@ def interleaved_program(
     warm_up = min(2 * (depth - stage - 1) + (chunks - 1) * group, total)
 
     def work(phase: str, number: int) -> list[Together]:
-        return _hops(rank, stage, phase, table[number][0], entries)
+        return _work(rank, stage, entries, experts, phase, table[number][0])
 
     def send(phase: str, number: int) -> Together:
         """To the next stage, from the last one round to the first; gradients the other way."""
@@ -163,19 +185,26 @@ def _first(phase: str, rank: int, peer: int) -> Transfer:
     return Transfer(False, phase, (rank, peer), (phase, 0, 0))
 
 
-def run(entries: Sequence[Sequence[Entry]], depth: int, chunks: int = 1, group: int = 1) -> Outcome:
+def run(
+    entries: Sequence[Sequence[Entry]],
+    depth: int,
+    chunks: int = 1,
+    group: int = 1,
+    experts: int = 1,
+) -> Outcome:
     """Runs a step.
 
     Args:
         entries: by rank, the ring that each micro-batch enters, in slot order.
         depth: pipeline stages.
         chunks: model chunks of each stage; above 1 the schedule is interleaved, by `group`.
+        experts: neighbouring ranks that share experts.
     """
     programs = {
         (rank, stage): deque(
-            program(rank, stage, depth, entries[rank])
+            program(rank, stage, depth, entries[rank], experts)
             if chunks == 1
-            else interleaved_program(rank, stage, depth, chunks, group, entries[rank])
+            else interleaved_program(rank, stage, depth, chunks, group, entries[rank], experts)
         )
         for rank in range(len(entries))
         for stage in range(depth)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from megatron_hdp.planning import Plan, PlanError, PlannerConfig, StepRequest, plan_step
+from megatron_hdp.planning.experts import equal_counts
 from megatron_hdp.planning.slots import in_whole_groups
 from tests.random_plans import random_plan
 from tests.schedule_model import Entry, Outcome, run
@@ -70,6 +73,28 @@ def test_unequal_slots_are_refused_for_interleaved_stages():
         plan.validate(slot_group=2)
     with pytest.raises(PlanError, match="no multiple of 7"):
         in_whole_groups(plan, 2).validate(slot_group=7)
+
+
+def test_random_plans_of_ranks_that_share_experts_end():
+    """200 plans at each depth: rings over groups that exchange tokens in every layer."""
+    rng = np.random.RandomState(11)
+    rings = 0
+    for _ in range(200):
+        experts = int(rng.choice([2, 4]))
+        plan = random_plan(_request(rng), experts * int(rng.randint(1, 3)), rng)
+        plan = replace(plan, micro_batch_counts=equal_counts(plan.micro_batch_counts, experts))
+        plan.validate(pipeline_depth=2, expert_ranks=experts)
+        rings += plan.num_rings
+        for depth in DEPTHS:
+            assert run(_entries(plan), depth, experts=experts) == ENDS_WELL, (plan, depth)
+    assert rings > 200
+
+
+def test_the_model_finds_an_exchange_in_another_order():
+    crossed: list[list[Entry]] = [[(0, 2), None], [None, (1, 3)], [None, (0, 2)], [(1, 3), None]]
+    assert run(crossed, 1) == ENDS_WELL
+    assert run(crossed, 1, experts=2) != ENDS_WELL
+    assert run([[None], [None, None]], 1, experts=2) != ENDS_WELL
 
 
 @pytest.mark.parametrize("strategy", ["auto", "dp-balance", "pp-balance", "naive"])
