@@ -24,7 +24,8 @@ def format_line(plan: Plan, record: StepRecord) -> str:
         f" | balance {summary.balance:.3f}"
         f" | travelled {100 * summary.travelled_token_share:.1f}%"
         f" | micro-batches {summary.micro_batches_min}-{summary.micro_batches_max}"
-        f" | exposed planning {1000 * record.waited_s:.1f} ms"
+        f" | exposed planning {1000 * record.exposed_planning_s:.1f} ms"
+        f" | exposed loading {1000 * record.exposed_loading_s:.1f} ms"
         f" | read {record.loaded_tokens} tokens in {1000 * record.loaded_s:.1f} ms{loading}"
         f"{offloaded} | {plan.strategy}"
     )

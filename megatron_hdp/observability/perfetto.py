@@ -85,7 +85,11 @@ def _step(process: int, timeline: Timeline, offset_s: float, records: list[Recor
             "loss": loss / tokens if tokens else None,
             "over rings (MiB)": sum(record["ring_bytes"] for record in records) / _MIB,
             "offloaded (MiB)": sum(record["offloaded_bytes"] for record in records) / _MIB,
-            "longest wait for plan and tokens (ms)": 1e3 * max(r["waited_s"] for r in records),
+            **{
+                f"longest exposed {what} (ms)": 1e3 * max(r[f"exposed_{what}_s"] for r in records)
+                for what in ("planning", "loading")
+                if f"exposed_{what}_s" in records[0]  # older traces have one wait for both
+            },
         },
     }  # fmt: skip
 

@@ -28,10 +28,12 @@ class StepRecord:
     end_s: float = 0.0
     busy_s: float = 0.0
     """CPU time of the process during the schedule; on a GPU the host's part only."""
-    waited_s: float = 0.0
-    """Time that the step waited for its plan and its tokens."""
+    exposed_planning_s: float = 0.0
+    """Time that the step waited for its plan, which all ranks must have."""
+    exposed_loading_s: float = 0.0
+    """Time that it waited for this rank's tokens."""
     loaded_s: float = 0.0
-    """From asking for this rank's tokens to having them, behind training."""
+    """From asking for this rank's tokens to having them, mostly behind training."""
     loaded_tokens: int = 0
     """Tokens that the loader brought to this rank."""
     loaded_bytes: int = 0

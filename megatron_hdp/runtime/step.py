@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from megatron_hdp.data.batch import Batch
 from megatron_hdp.data.loading.loader import Loaded, Loader
@@ -32,6 +32,21 @@ class PreparedStep:
     layouts: tuple[MicroBatchLayout, ...]
     loaded: Loaded
     digest: PlanDigest
+
+
+class Waited(NamedTuple):
+    """Seconds that a step waited, by what for."""
+
+    planning_s: float
+    """Its plan: made, compared over all ranks, cut for this one."""
+    loading_s: float
+    """This rank's tokens."""
+
+    @classmethod
+    def split(cls, begin_s: float, end_s: float, loaded: Loaded) -> Waited:
+        """A wait on `time.perf_counter`'s clock: what fell into loading is loading."""
+        loading_s = loaded.seconds_within(begin_s, end_s)
+        return cls(end_s - begin_s - loading_s, loading_s)
 
 
 class LayoutBuilder(Protocol):
@@ -86,7 +101,7 @@ class HdpDataIterator:
         self._next_step = config.first_step
         self._pending: Preparation[PreparedStep] | None = None
         self.current: PreparedStep | None = None
-        self.waited_s = 0.0
+        self.waited = Waited(0.0, 0.0)
 
     def begin_step(self) -> PreparedStep:
         """The next step; then the one after it is prepared behind the caller's back.
@@ -99,7 +114,7 @@ class HdpDataIterator:
         pending = self._pending or self._submit(self._next_step)
         self._pending = None
         self.current = pending.result(self.config.timeout_s)
-        self.waited_s = time.perf_counter() - begun
+        self.waited = Waited.split(begun, time.perf_counter(), self.current.loaded)
         self._next_step += 1
         if self._loader.has(self._next_step):
             self._pending = self._submit(self._next_step)

@@ -35,7 +35,7 @@ def test_one_line_follows_megatrons(corpus):
         assert re.fullmatch(
             r"hdp: rings( \d+x\d+)+ \| balance \d\.\d{3} \| travelled [\d.]+% \| "
             r"micro-batches \d+-\d+ \| exposed planning [\d.]+ ms \| "
-            r"read \d+ tokens in [\d.]+ ms \| auto",
+            r"exposed loading [\d.]+ ms \| read \d+ tokens in [\d.]+ ms \| auto",
             following[0],
         )
     assert sum(line.startswith("hdp: rings") for line in lines) == len(at)

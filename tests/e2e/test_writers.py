@@ -8,16 +8,42 @@ import io
 import json
 import os
 import struct
+import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from megatron_hdp.cpu.launch import run_ranks
-from tests.e2e.harness import pretrain
+from tests.e2e.harness import Recorded, pretrain
 
 HDP = ["--train-iters", "4", "--hdp", "--hdp-capacity", "128", "--hdp-offload-ratio", "0.5",
        "--no-gradient-accumulation-fusion"]  # fmt: skip
+
+
+def _train_with_waits(argv: list[str]) -> Recorded:
+    """In this rank, the second step's tokens are slow to come, and the fourth step's plan."""
+    from megatron_hdp.data.loading.local import LocalLoader
+
+    plan, read = LocalLoader.plan, LocalLoader.read
+
+    def late(loader, step, wanted):
+        time.sleep(1.0 if step == wanted and loader._steps.name == "train" else 0.0)
+
+    def slow_shares(loader, step, shares):
+        for share in shares:
+            late(loader, step, 1)
+            yield share
+
+    def slow_plan(loader, step):
+        late(loader, step, 3)
+        return plan(loader, step)
+
+    LocalLoader.plan = slow_plan
+    LocalLoader.read = lambda loader, step, shares: read(
+        loader, step, slow_shares(loader, step, shares)
+    )
+    return pretrain(argv, fp64=False)
 
 
 def test_tensorboard_holds_every_interval(corpus, tmp_path):
@@ -25,16 +51,22 @@ def test_tensorboard_holds_every_interval(corpus, tmp_path):
 
     argv = ["--data-path", corpus, "--tensorboard-dir", str(tmp_path / "tb"),
             "--tensorboard-log-interval", "2", *HDP]  # fmt: skip
-    recorded = run_ranks(lambda: pretrain(argv, fp64=False), 2)[-1]
+    recorded = run_ranks(lambda: _train_with_waits(argv), 2)[-1]
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     ours = [tag for tag in events.Tags()["scalars"] if tag.startswith("hdp/")]
-    assert len(ours) == 16
+    assert len(ours) == 17
     assert all(tag.endswith(")") for tag in ours)
     assert all([event.step for event in events.Scalars(tag)] == [2, 4] for tag in ours)
     rings = [event.value for event in events.Scalars("hdp/rings(count)")]
     assert rings == [len(recorded.rings[1]), len(recorded.rings[3])]
     assert sum(rings) > 0
+    planning, loading = (
+        [event.value for event in events.Scalars(f"hdp/exposed {what}(ms)")]
+        for what in ("planning", "loading")
+    )
+    assert loading[0] > 300 > loading[1]
+    assert planning[1] > 300
     for tag in ("hdp/schedule(ms)", "hdp/predicted schedule(ms)", "hdp/sent in rings(MiB)",
                 "hdp/offloaded(GiB)"):  # fmt: skip
         assert all(event.value > 0 for event in events.Scalars(tag))
@@ -51,7 +83,7 @@ def test_wandb_gets_the_same(corpus, tmp_path, monkeypatch):
     steps = {row["_step"]: row for row in _wandb_history(path)}
     assert sorted(steps) == [2, 4]
     for step, row in steps.items():
-        assert len([name for name in row if name.startswith("hdp/")]) == 16
+        assert len([name for name in row if name.startswith("hdp/")]) == 17
         assert row["hdp/rings(count)"] == len(recorded.rings[step - 1])
 
 

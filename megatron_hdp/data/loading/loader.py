@@ -38,10 +38,21 @@ class Loaded:
     """Tokens that came to this rank; padding is none."""
     bytes: int
     """Of their tokens, labels and masks as they came."""
-    seconds: float
-    """From asking to having them, behind training."""
+    begin_s: float
+    """When the plan was there and its tokens were asked for; on `time.perf_counter`'s clock."""
+    end_s: float
+    """When they had come."""
     retries: int = 0
     """Times that another server was asked, because one had died, failed or was slow."""
+
+    @property
+    def seconds(self) -> float:
+        """From asking to having them, mostly behind training."""
+        return self.end_s - self.begin_s
+
+    def seconds_within(self, begin_s: float, end_s: float) -> float:
+        """How much of loading fell into a time; on the same clock."""
+        return max(0.0, min(end_s, self.end_s) - max(begin_s, self.begin_s))
 
 
 class Loader(ABC):

@@ -41,7 +41,7 @@ class LocalLoader(Loader):
         batches = tuple(
             read_batch(self._source, share.pieces, share.positions, read) for share in shares
         )
-        return Loaded(batches, read.tokens, read.bytes, time.perf_counter() - begun)
+        return Loaded(batches, read.tokens, read.bytes, begun, time.perf_counter())
 
     def close(self) -> None:
         self._planner.close()

@@ -73,8 +73,8 @@ class RayLoader(Loader):
 
     def _fetch(self, step: int) -> _Fetched:
         self._steps.first_pack(step)
-        begun = time.perf_counter()
         plan, retries = self._fetch_plan(step)
+        begun = time.perf_counter()
         shares = self._shares_of(plan)
         pieces = [piece for share in shares for piece in share.pieces]
         answer = self._read(step, pieces)
@@ -92,7 +92,8 @@ class RayLoader(Loader):
             batches,
             tokens=sum(sizes),
             bytes=answer.value.nbytes,
-            seconds=time.perf_counter() - begun,
+            begin_s=begun,
+            end_s=time.perf_counter(),
             retries=retries + answer.retries,
         )
         return _Fetched(plan, loaded)
