@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
@@ -33,6 +34,17 @@ def layer_window(config: TransformerConfig, layer_number: int) -> int | None:
     if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
         return attention_window(config)
     return None
+
+
+def mark_sinks(module: torch.nn.Module) -> None:
+    """Learned sinks are a TP rank's own heads', and count as such.
+
+    Megatron cuts `softmax_offset` over TP and saves it so, but does not mark it: its gradient norm
+    then holds the first TP rank's sinks only.
+    """
+    sinks = getattr(module, "softmax_offset", None)
+    if isinstance(sinks, torch.nn.Parameter) and not hasattr(sinks, "tensor_model_parallel"):
+        set_tensor_model_parallel_attributes(sinks, True, 0, 1)
 
 
 def run_ring(
@@ -83,6 +95,7 @@ class RingDotProductAttention(DotProductAttention):
         alone.context_parallel_size = 1
         super().__init__(alone, *args, **kwargs)
         self.config = config
+        mark_sinks(self)
 
     def forward(
         self,

@@ -17,7 +17,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_hdp.runtime.attention.transformer_engine import TEMicroBatch
-from megatron_hdp.runtime.core_attention import carried_state, run_ring
+from megatron_hdp.runtime.core_attention import carried_state, mark_sinks, run_ring
 
 
 def te_core_attention() -> Any:
@@ -38,6 +38,7 @@ def ring_te_class(core_attention: type) -> type:
             given = kwargs.get("softmax_scale")
             # Older versions hand the scale to their kernels and keep no attribute of it.
             self.softmax_scale = given or config.kv_channels**-0.5
+            mark_sinks(self)
             wrapper = te_core_attention()
             if wrapper.cp_stream is None:
                 # Megatron makes it for a static context-parallel size above 1 only.
