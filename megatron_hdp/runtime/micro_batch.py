@@ -53,6 +53,14 @@ class CallTensors:
 
 
 @dataclass(frozen=True)
+class DirectRows:
+    """Rows of K and V that go straight to the members that see them; as in WindowedCalls."""
+
+    received: tuple[int, ...]
+    sent: tuple[DeviceRows | None, ...]
+
+
+@dataclass(frozen=True)
 class AttentionCalls:
     """The kernel calls of one layer, the same in forward and backward."""
 
@@ -60,6 +68,8 @@ class AttentionCalls:
     """Step 0: causal, over all that is here."""
     blocks: tuple[tuple[CallTensors, ...], ...]
     """What else to compute with the K/V of each hop; hop 0: this rank's own. Without a ring: ()."""
+    direct: DirectRows | None = None
+    """What members send each other directly; None: K/V go round whole."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,10 @@ class MicroBatchState:
             self._windowed[window] = AttentionCalls(
                 _arguments(device, calls.own),
                 tuple(tuple(move(call) for call in hop) for hop in calls.blocks),
+                DirectRows(
+                    calls.received,
+                    tuple(None if rows is None else move.rows(rows) for rows in calls.sent),
+                ),
             )
         return self._windowed[window]
 
@@ -159,12 +173,12 @@ class _CallMover:
 
     def __call__(self, call: BlockCall) -> CallTensors:
         return CallTensors(
-            self._rows(call.q_rows),
-            self._rows(call.k_rows),
+            self.rows(call.q_rows),
+            self.rows(call.k_rows),
             _arguments(self._device, call.boundaries),
         )
 
-    def _rows(self, rows: Rows) -> DeviceRows:
+    def rows(self, rows: Rows) -> DeviceRows:
         if isinstance(rows, slice):
             return rows
         key = rows.tobytes()

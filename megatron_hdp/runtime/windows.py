@@ -3,19 +3,27 @@
 
 The two chunks of a shard are far apart, so step 0 takes each as a sequence of its own. Of every
 other pair of chunks, rows that see all the keys go into one full call; those that see only the last
-ones form a staircase, which a kernel's own window cuts; the rest is left out. Only NumPy.
+ones form a staircase, which a kernel's own window cuts; the rest is left out.
+
+Members that see each other's rows are neighbours on both sides: chunk i and its mirror look back to
+members i-1 and i+1. So K/V do not go round: a member gets from each other one just the rows that it
+sees. All of it follows from the plan and the window, alike on all members. Only NumPy.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from megatron_hdp.planning.values import cut_points
 from megatron_hdp.runtime.sharding import (
     BlockCall,
     Boundaries,
     MicroBatchLayout,
+    Rows,
     call_boundaries,
     joined_rows,
 )
@@ -25,12 +33,19 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class WindowedCalls:
-    """The kernel calls of a micro-batch in layers with one window."""
+    """The kernel calls of a micro-batch in layers with one window, and the rows that they need.
+
+    Hop h is with the members h places before and after me.
+    """
 
     own: Boundaries
     """Step 0: one causal call over single chunks, local sequences and padding."""
     blocks: tuple[tuple[BlockCall, ...], ...]
-    """Further calls with the K/V of each hop; hop 0: with this rank's own."""
+    """Further calls of each hop. Their k_rows are among the rows received; hop 0: of my prefix."""
+    received: tuple[int, ...]
+    """Rows that come from the member before me in each hop; none in hop 0."""
+    sent: tuple[Rows | None, ...]
+    """Rows of my prefix that go to the member behind me in each hop; None: none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,15 @@ class _Chunk:
         return self.row + first - self.first, self.row + end - self.first
 
 
+class _Group(NamedTuple):
+    """Rows that one kernel call takes, a range of q and of K for each sequence."""
+
+    width: int | None
+    """Window at the last row; None: every row sees all."""
+    q_ranges: list[Range]
+    k_ranges: list[Range]
+
+
 def windowed_calls(layout: MicroBatchLayout, window: int) -> WindowedCalls:
     """The calls of `layout` with a window of `window` tokens before each token."""
     size = len(layout.ring or ())
@@ -54,12 +78,18 @@ def windowed_calls(layout: MicroBatchLayout, window: int) -> WindowedCalls:
     own = [chunk.end - chunk.first for pair in mine for chunk in pair]
     own += [*layout.rows_per_sequence[layout.num_ring_sequences :], layout.padding]
     own = [rows for rows in own if rows]
+    blocks, received, sent = [], [], []
+    for hop in range(size):
+        source = members[(layout.index - hop) % size]
+        groups = _meeting(mine, source, layout.index, hop, window)
+        needed = _union(groups) if hop else [(0, layout.ring_tokens)]
+        blocks.append(tuple(_call(group, needed) for group in groups))
+        received.append(sum(_lengths(needed)) if hop else 0)
+        behind = (layout.index + hop) % size
+        wanted = _union(_meeting(members[behind], mine, behind, hop, window)) if hop else []
+        sent.append(joined_rows(wanted) if wanted else None)
     return WindowedCalls(
-        call_boundaries(own, own, window),
-        tuple(
-            _hop_calls(mine, members[(layout.index - hop) % size], layout.index, hop, window)
-            for hop in range(size)
-        ),
+        call_boundaries(own, own, window), tuple(blocks), tuple(received), tuple(sent)
     )
 
 
@@ -76,42 +106,61 @@ def _member_chunks(lengths: tuple[int, ...], size: int, index: int) -> list[tupl
     return chunks
 
 
-def _hop_calls(
-    mine: list[tuple[_Chunk, _Chunk]],
-    source: list[tuple[_Chunk, _Chunk]],
+def _meeting(
+    queries: list[tuple[_Chunk, _Chunk]],
+    keys: list[tuple[_Chunk, _Chunk]],
     index: int,
     hop: int,
     window: int,
-) -> tuple[BlockCall, ...]:
-    """The calls with one member's K/V; no call has a row of mine twice."""
+) -> list[_Group]:
+    """What member `index` computes with the member `hop` places before it.
+
+    One full call, and one staircase for each of its widths, over all sequences, for each pair of
+    chunks; no call has a row of q twice.
+    """
     if hop == 0:
         pairs = [(1, 0)]
     elif hop <= index:  # an earlier member
         pairs = [(0, 0), (1, 0)]
     else:
         pairs = [(1, 0), (1, 1)]
-    return tuple(
-        call
-        for q_half, k_half in pairs
-        for call in _pair_calls(
-            [(q[q_half], k[k_half]) for q, k in zip(mine, source, strict=True)], window
-        )
+    groups: list[_Group] = []
+    for q_half, k_half in pairs:
+        found: dict[int | None, _Group] = {}
+        for q, k in zip(queries, keys, strict=True):
+            for width, q_seen, k_seen in _parts(q[q_half], k[k_half], window):
+                group = found.setdefault(width, _Group(width, [], []))
+                group.q_ranges.append(q[q_half].rows(*q_seen))
+                group.k_ranges.append(k[k_half].rows(*k_seen))
+        groups += found.values()
+    return groups
+
+
+def _union(groups: list[_Group]) -> list[Range]:
+    """The K rows of all calls, in order, none twice."""
+    joined: list[Range] = []
+    for first, end in sorted(rows for group in groups for rows in group.k_ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    return joined
+
+
+def _call(group: _Group, received: list[Range]) -> BlockCall:
+    """The call, with its K rows counted among those that are received."""
+    starts = [0, *accumulate(_lengths(received))]
+    firsts = [first for first, _ in received]
+    k_ranges = []
+    for first, end in group.k_ranges:
+        at = bisect_right(firsts, first) - 1
+        moved = starts[at] - firsts[at]
+        k_ranges.append((first + moved, end + moved))
+    return BlockCall(
+        joined_rows(group.q_ranges),
+        joined_rows(k_ranges),
+        call_boundaries(_lengths(group.q_ranges), _lengths(k_ranges), group.width),
     )
-
-
-def _pair_calls(chunks: list[tuple[_Chunk, _Chunk]], window: int) -> Iterator[BlockCall]:
-    """One full call, and one staircase for each of its widths, over all sequences."""
-    found: dict[int | None, list[tuple[Range, Range]]] = {}
-    for q, k in chunks:
-        for width, queries, keys in _parts(q, k, window):
-            found.setdefault(width, []).append((q.rows(*queries), k.rows(*keys)))
-    for width, ranges in found.items():
-        q_ranges, k_ranges = ([pair[side] for pair in ranges] for side in (0, 1))
-        yield BlockCall(
-            joined_rows(q_ranges),
-            joined_rows(k_ranges),
-            call_boundaries(_lengths(q_ranges), _lengths(k_ranges), width),
-        )
 
 
 def _parts(q: _Chunk, k: _Chunk, window: int) -> Iterator[tuple[int | None, Range, Range]]:

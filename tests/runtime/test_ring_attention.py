@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,6 +95,40 @@ def test_a_window_skips_what_is_outside_it():
     assert [len(hop) for hop in calls.blocks] == [0, 1, 0, 1]
     staircase = calls.blocks[1][0].boundaries
     assert (staircase.max_q, staircase.max_k, staircase.window) == (100, 100, 0)
+    # Chunk 0's last rows come from member 0, chunk 5's from member 2; chunk 1's go there, 6's to 0.
+    assert calls.received == (0, 100, 0, 100)
+    assert calls.sent == (None, slice(900, 1000), None, slice(1900, 2000))
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+@pytest.mark.parametrize("window", [0, 1, 30, 100, 250, 5000])
+def test_what_a_member_receives_is_what_the_other_sends(size, window):
+    """And of three sequences on one ring, just the rows that some row of the member sees."""
+    slot = _slot(range(size), [1000, 64, 777], {}, size)
+    layouts = [MicroBatchLayout.build(mb, rank) for rank, mb in enumerate(slot)]
+    calls = [windowed_calls(layout, window) for layout in layouts]
+    for member, layout in enumerate(layouts):
+        for hop in range(1, size):
+            rows = calls[member].sent[hop]
+            places = np.arange(layout.ring_tokens)[slice(0) if rows is None else rows]
+            behind = (member + hop) % size
+            assert calls[behind].received[hop] == len(places)
+            assert {_token(layout, row) for row in places} == {
+                (sequence, token)
+                for sequence, token in (_token(layout, row) for row in range(layout.ring_tokens))
+                if any(
+                    sequence == other and max(token, first) <= min(end - 1, token + window)
+                    for other, first, end in layouts[behind].pieces
+                )
+            }
+
+
+def _token(layout, row):
+    for sequence, first, end in layout.pieces:
+        if row < end - first:
+            return sequence, first + row
+        row -= end - first
+    raise AssertionError("no such row")
 
 
 @pytest.mark.parametrize(("heads", "groups", "dim"), SHAPES)

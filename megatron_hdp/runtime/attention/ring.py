@@ -3,7 +3,8 @@
 
 Step 0 is one causal varlen call over everything this rank holds. In steps 1 .. P-1 the other
 members' K/V arrive, while the previous ones are computed on; only the ring prefix takes part. In
-layers with a sliding window a step is the calls that `windows` lists, often none.
+layers with a sliding window a step is the calls that `windows` lists, often none, and only the rows
+of K/V that these need are sent.
 Forward and backward of the ring stand side by side below.
 """
 
@@ -13,11 +14,12 @@ from typing import Any
 
 import torch
 
+from megatron_hdp.runtime.attention.direct_transfers import DirectTransfers
 from megatron_hdp.runtime.attention.kernels import Kernel
 from megatron_hdp.runtime.attention.query_rows import BackwardRows, ForwardRows
 from megatron_hdp.runtime.attention.sinks import add_sink, sink_gradient
 from megatron_hdp.runtime.attention.transfers import RingTransfers
-from megatron_hdp.runtime.micro_batch import DeviceRows, MicroBatchState
+from megatron_hdp.runtime.micro_batch import AttentionCalls, DeviceRows, MicroBatchState
 
 
 def ring_attention(
@@ -104,8 +106,8 @@ def ring_forward(
     Returns:
         out [T, H, D] in q's dtype, and LSE [H, T] in float32 (float64 for float64).
     """
-    transfers = RingTransfers(state, layer, "forward", k, v) if state.steps else None
     calls = state.calls(window)
+    transfers = _transfers(state, calls, layer, "forward", k, v)
     out, lse = kernel.forward(q, k, v, calls.own, True, scale)
     if transfers is None:
         return out, lse
@@ -140,8 +142,8 @@ def ring_backward(
     Returns:
         dq, dk, dv in the inputs' dtype; sums over blocks are kept, and dK/dV travel, in LSE's.
     """
-    transfers = RingTransfers(state, layer, "backward", k, v) if state.steps else None
     calls = state.calls(window)
+    transfers = _transfers(state, calls, layer, "backward", k, v)
     dq, dk, dv = kernel.backward(grad_out, q, k, v, out, lse, calls.own, True, scale)
     if transfers is None:
         return dq, dk, dv
@@ -171,6 +173,22 @@ def ring_backward(
     dk[:n] += own[0]
     dv[:n] += own[1]
     return dq, dk, dv
+
+
+def _transfers(
+    state: MicroBatchState,
+    calls: AttentionCalls,
+    layer: int,
+    phase: str,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> RingTransfers | DirectTransfers | None:
+    """Begins the pass's transfers; None without a ring."""
+    if not state.steps:
+        return None
+    if calls.direct is None:
+        return RingTransfers(state, layer, phase, k, v)
+    return DirectTransfers(state, calls.direct, layer, phase, k, v)
 
 
 Part = tuple[DeviceRows, torch.Tensor, torch.Tensor]
