@@ -2,7 +2,7 @@
 """What a ring costs beside one causal kernel call on the same tokens, on one device.
 
 Fraction of ideal = the call's time / the sum of the members' compute times, forward and backward.
-Transfers are not in it: whether they are hidden is another question.
+Transfers are not in it: whether they are hidden is another question (`ring_timeline`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from typing import Any
 
 import torch
 
-from megatron_hdp.runtime.attention import Kernel
+from megatron_hdp.runtime.attention import Kernel, ring_attention
 from megatron_hdp.testing.virtual_ranks import VirtualRank, lone_member
 
 Row = dict[str, Any]
+Heads = tuple[int, int, int]
+"""Query heads, key/value heads, head dimension."""
 _MOST_WARMED = 8192
+_CALLS = 8
+"""Calls timed together, so that a GPU's queue is never empty for the first one's sake."""
+
+
+def packed_lengths(s: int) -> tuple[int, ...]:
+    """A pack of four: a half, a quarter and two eighths."""
+    return s // 2, s // 4, s // 8, s // 8
 
 
 def measure_rings(
@@ -27,7 +36,7 @@ def measure_rings(
     ring_sizes: Sequence[int],
     kernel: Kernel,
     *,
-    heads: tuple[int, int, int],
+    heads: Heads,
     dtype: torch.dtype,
     device: torch.device,
     repeats: int,
@@ -71,6 +80,64 @@ def measure_rings(
     ]
 
 
+def measure_local(
+    lengths: Sequence[int],
+    kernel: Kernel,
+    plain: Callable[[VirtualRank], torch.Tensor],
+    *,
+    heads: Heads,
+    dtype: torch.dtype,
+    device: torch.device,
+    repeats: int,
+) -> Row:
+    """What HDP's attention costs for a pack of local sequences over a plain call, under autograd.
+
+    Both forward and backward; rounds of both in turn, each between two of the other.
+
+    Args:
+        plain: attention of the rank's whole pack in any differentiable way, [T, H, D].
+    """
+    rank = lone_member(lengths, 1, 0, heads=heads, dtype=dtype, device=device)
+    for x in rank.inputs:
+        x.requires_grad_()
+
+    def hdp() -> torch.Tensor:
+        q, k, v = rank.inputs
+        scale = q.shape[-1] ** -0.5
+        return ring_attention(
+            q, k, v, rank.state, kernel=kernel, softmax_scale=scale, layer_number=1
+        )
+
+    def timed(attention: Callable[[], torch.Tensor]) -> float:
+        def run() -> None:
+            for _ in range(_CALLS):
+                torch.autograd.grad(attention(), rank.inputs, rank.grad_out)
+
+        return seconds(run, device) / _CALLS
+
+    def beside() -> torch.Tensor:
+        return plain(rank)
+
+    timed(hdp)
+    plain_s = [timed(beside), timed(beside)][1:]
+    hdp_s = []
+    for _ in range(repeats):
+        hdp_s.append(timed(hdp))
+        plain_s.append(timed(beside))
+    around = [statistics.fmean(pair) for pair in pairwise(plain_s)]
+    overheads = sorted(ours / theirs - 1 for ours, theirs in zip(hdp_s, around, strict=True))
+    return {
+        "tokens": sum(lengths),
+        "sequences": len(lengths),
+        "longest": max(lengths),
+        "overhead": round(statistics.median(overheads), 4),
+        "overhead_spread": [round(overheads[i], 4) for i in _quartiles(len(overheads))],
+        "hdp_s": round(statistics.median(hdp_s), 7),
+        "plain_s": round(statistics.median(plain_s), 7),
+        "repeats": repeats,
+    }
+
+
 def one_call(rank: VirtualRank, kernel: Kernel) -> None:
     """The kernel's own forward and backward over all that a rank holds, as one causal call."""
     q, k, v = rank.inputs
@@ -112,7 +179,7 @@ def _quartiles(count: int) -> tuple[int, int]:
 def _row(
     lengths: Sequence[int],
     size: int,
-    heads: tuple[int, int, int],
+    heads: Heads,
     dtype: torch.dtype,
     ideals: list[float],
     sums: list[float],

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
-from megatron_hdp.testing.timing import Row, measure_rings
+from megatron_hdp.testing.timing import Row, measure_rings, packed_lengths
 
 RESULT = Path(__file__).parent / "results" / "attention-cpu.json"
 PUBLISHED = {
@@ -58,11 +58,6 @@ CELLS = (
     Cell(131072, ALL[2:], (1, 1, 32), 1),
 )
 QUICK = (Cell(2048, (1, 2, 4), (2, 1, 64), 3),)
-
-
-def packed_lengths(s: int) -> tuple[int, ...]:
-    """A pack of four: a half, a quarter and two eighths."""
-    return s // 2, s // 4, s // 8, s // 8
 
 
 def measure(cells: tuple[Cell, ...]) -> list[Row]:
