@@ -10,7 +10,9 @@ Several settings of "long" are tried; the best predicted step wins.
 
 from __future__ import annotations
 
+import functools
 import heapq
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,18 +24,15 @@ from megatron_hdp.planning.choices import RingChoices
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.cost import CostModel, FloatArray
 from megatron_hdp.planning.experts import equal_counts
-from megatron_hdp.planning.gang import plan_gang
+from megatron_hdp.planning.gang import best_gang
 from megatron_hdp.planning.naive import check_fits
 from megatron_hdp.planning.packing import first_fit, longest_first
-from megatron_hdp.planning.replay import replay
 from megatron_hdp.planning.values import Plan
 
 _KAPPAS = (1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.015)
 _SHAPES: tuple[Shape, ...] = ("powers", "three-quarters")
 _GROWTHS = (0.1, 0.2, 0.4)
 """How much rank-time a sequence may lose to hops that are not hidden, to become shorter."""
-_GANG_LIMITS = (2.0, 1.0, 0.5)
-"""How long, against the bound, a ring of exact size may be."""
 _STOP_AT = 1.006
 _SEARCH_ON_ABOVE = 1.01
 _TRAVEL = 0.01
@@ -89,31 +88,54 @@ def plan_laminar(config: PlannerConfig, request: StepRequest) -> Plan:
     check_fits(lengths, config)
     order = np.argsort(-lengths, kind="stable")
     bound = lower_bound(lengths, config.num_ranks, config.capacity, cost)
-    best = _search(config, cost, lengths[order], bound)
-    plan = _assemble(config, request, order, best, bound)
-    if best.step_s <= _SEARCH_ON_ABOVE * bound or config.expert_ranks > 1:
-        return plan
-    exact = [plan_gang(config, request, limit * bound) for limit in _GANG_LIMITS]
-    return min((plan, *exact), key=lambda tried: replay(tried, cost).step_s)
+    search = _Search(config, cost, lengths[order], bound)
+    near = _SEARCH_ON_ABOVE * bound
+    best = search.few()
+    exact: tuple[float, Plan] | None = None
+    if best.step_s > near and config.expert_ranks == 1:
+        exact = best_gang(config, request, bound)
+        if exact[0] <= near:
+            return exact[1]
+    best = search.all()
+    if exact is not None and exact[0] < best.step_s:
+        return exact[1]
+    return _assemble(config, request, order, best, bound)
 
 
-def _search(config: PlannerConfig, cost: CostModel, lengths: Ints, bound: float) -> _Placed:
+class _Search:
     """The best of several trees, growths and kappas; most steps end after one or a few tries."""
-    best: _Placed | None = None
-    for shape in _SHAPES:
-        placer = _Placer(config, cost, lengths, bound, shape)
-        for growth in _GROWTHS:
-            if best is not None and best.step_s <= _SEARCH_ON_ABOVE * bound:
+
+    def __init__(self, config: PlannerConfig, cost: CostModel, lengths: Ints, bound: float) -> None:
+        self.bound = bound
+        self.make_placer = functools.cache(
+            lambda shape: _Placer(config, cost, lengths, bound, shape)
+        )
+        self.best: _Placed | None = None
+
+    def few(self) -> _Placed:
+        """All kappas in the tree of powers, at the first growth."""
+        return self._try(_SHAPES[0], _GROWTHS[0])
+
+    def all(self) -> _Placed:
+        """Every setting, until one is near the bound; those that were tried cost little."""
+        best = self.few()
+        for shape, growth in list(itertools.product(_SHAPES, _GROWTHS))[1:]:
+            if best.step_s <= _SEARCH_ON_ABOVE * self.bound:
                 return best
-            for kappa in _KAPPAS:
-                placed = placer.place(kappa, growth)
-                if placed is not None and (best is None or placed.score < best.score):
-                    best = placed
-                    if best.step_s <= _STOP_AT * bound:
-                        return best
-    assert best is not None
-    behind = placer.behind_rings(best)
-    return min(best, behind, key=lambda placed: placed.score)
+            best = self._try(shape, growth)
+        behind = self.make_placer(_SHAPES[-1]).behind_rings(best)
+        return min(best, behind, key=lambda placed: placed.score)
+
+    def _try(self, shape: Shape, growth: float) -> _Placed:
+        placer = self.make_placer(shape)
+        for kappa in _KAPPAS:
+            if self.best is not None and self.best.step_s <= _STOP_AT * self.bound:
+                break
+            placed = placer.place(kappa, growth)
+            if placed is not None and (self.best is None or placed.score < self.best.score):
+                self.best = placed
+        assert self.best is not None
+        return self.best
 
 
 class _Placer:

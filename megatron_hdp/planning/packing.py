@@ -55,3 +55,30 @@ def first_fit(
     counts = np.maximum(ring_slots, 1)
     np.maximum.at(counts, rank_of, slot_of + 1)
     return slot_of, counts
+
+
+def fill_waits(
+    lengths: Ints, seconds: FloatArray, waits: list[tuple[float, int, int]], capacity: int
+) -> Ints:
+    """Each sequence into the longest wait that is left, where it fits in time and tokens.
+
+    Args:
+        lengths, seconds: [n] in falling length.
+        waits: (seconds, rank, slot) that would pass idle.
+
+    Returns:
+        [n] index of a sequence's wait, -1 where none is long enough.
+    """
+    heap = [(-wait, number, capacity) for number, (wait, _, _) in enumerate(waits)]
+    heapq.heapify(heap)
+    found = np.full(len(lengths), -1, np.int64)
+    for i, (length, takes) in enumerate(zip(lengths.tolist(), seconds.tolist(), strict=True)):
+        while heap and heap[0][2] < length:
+            heapq.heappop(heap)  # no room for it; what is left is less than a sequence
+        if not heap:
+            break
+        left, number, room = heap[0]
+        if takes <= -left:
+            found[i] = number
+            heapq.heapreplace(heap, (left + takes, number, room - length))
+    return found
