@@ -11,6 +11,7 @@ rounds (`megatron_hdp.testing.timing`).
 
     python scripts/benchmarks/attention.py                      # writes results/attention-cpu.json
     python scripts/benchmarks/attention.py --lengths 4096 8192  # these rows of it only
+    python scripts/benchmarks/attention.py --lengths 32768 --packed
     python scripts/benchmarks/attention.py --quick              # small sizes, prints only
 """
 
@@ -45,6 +46,7 @@ class Cell(NamedTuple):
     rings: tuple[int, ...]
     heads: tuple[int, int, int]
     repeats: int
+    packed: tuple[bool, ...] = (False, True)
 
 
 ALL = (1, 2, 4, 8, 16)
@@ -53,8 +55,11 @@ CELLS = (
     Cell(4096, ALL, (4, 1, 64), 10),
     Cell(8192, ALL, (4, 1, 64), 6),
     Cell(16384, ALL, (2, 1, 64), 4),
-    Cell(32768, ALL, (1, 1, 64), 3),
-    Cell(65536, ALL[1:], (1, 1, 32), 2),
+    Cell(32768, ALL, (1, 1, 64), 3, (False,)),
+    # With one head the sequences' small calls are dominated by what a call costs by itself.
+    Cell(32768, ALL, (4, 1, 64), 3, (True,)),
+    Cell(65536, ALL[1:], (1, 1, 32), 2, (False,)),
+    Cell(65536, ALL[3:], (2, 1, 32), 2, (True,)),
     Cell(131072, ALL[2:], (1, 1, 32), 1),
 )
 QUICK = (Cell(2048, (1, 2, 4), (2, 1, 64), 3),)
@@ -64,7 +69,8 @@ def measure(cells: tuple[Cell, ...]) -> list[Row]:
     """Rows of every cell, single and packed."""
     rows = []
     for cell in cells:
-        for lengths in ((cell.s,), packed_lengths(cell.s)):
+        for packed in cell.packed:
+            lengths = packed_lengths(cell.s) if packed else (cell.s,)
             rows += measure_rings(
                 lengths, cell.rings, CpuFlash(), heads=cell.heads, dtype=torch.float32,
                 device=torch.device("cpu"), repeats=cell.repeats,
@@ -85,13 +91,15 @@ def show(rows: list[Row]) -> None:
 
 
 def write(rows: list[Row]) -> None:
-    """Writes the rows beside what they were measured on; rows of other lengths stay."""
-    lengths = {row["s"] for row in rows}
+    """Writes the rows, each with its date; rows of other lengths stay."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    measured = {(row["s"], row["packed"]) for row in rows}
     kept = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
-    rows = [row for row in kept if row["s"] not in lengths] + rows
+    rows = [row for row in kept if (row["s"], row["packed"]) not in measured] + [
+        row | {"date": date} for row in rows
+    ]
     rows.sort(key=lambda row: (row["s"], row["packed"], row["ring"]))
     about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
@@ -105,11 +113,15 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; prints, writes nothing")
-    choices = [cell.s for cell in CELLS]
+    choices = sorted({cell.s for cell in CELLS})
     parser.add_argument("--lengths", type=int, nargs="+", choices=choices, default=choices)
+    parser.add_argument("--packed", action="store_true", help="packs only")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(QUICK if args.quick else tuple(c for c in CELLS if c.s in args.lengths))
+    cells = QUICK if args.quick else tuple(c for c in CELLS if c.s in args.lengths)
+    if args.packed:
+        cells = tuple(cell._replace(packed=(True,)) for cell in cells if True in cell.packed)
+    rows = measure(cells)
     show(rows)
     if not args.quick:
         write(rows)
