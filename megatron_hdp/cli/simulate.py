@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
                     raise
                 console.print(f"{name}: {error}", style="yellow", markup=False)
         _write_pictures(args, runs)
+        report = _report(args, setting, runs)
     except (PlanError, OSError, ValueError) as error:
         console.print(f"megatron_hdp: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
-    report = _report(args, setting, runs)
     if args.json:
         print(json.dumps(report, indent=2))
     else:
