@@ -23,6 +23,7 @@ OUT = ROOT / "out" / "quickstart"
 sys.path.insert(0, str(ROOT))
 
 RANKS, STEPS, WARM_UP = 4, 8, 2
+END_S = 120
 CONTEXT, STATIC_CP, PACKS = 8192, 4, 6
 TOLERANCE = 1e-4
 """Largest relative difference of a step's loss, fp32."""
@@ -77,7 +78,13 @@ def train(name: str, data: list[str], options: list[str]) -> dict[int, list[dict
             stream.write(line)
             if "] iteration " in line or line.startswith("hdp:"):
                 console.print(line.strip(), soft_wrap=True, highlight=False, markup=False)
-        if process.wait():
+        try:
+            failed = process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            failed = True
+            stream.write(f"the launcher had written all and did not end in {END_S} s: killed\n")
+        if failed:
             raise SystemExit(f"training {name} failed: see {log}")
     return load_records(str(folder))
 

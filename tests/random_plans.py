@@ -18,7 +18,7 @@ def random_plan(request: StepRequest, num_ranks: int, rng: np.random.RandomState
     """
     builder = PlanBuilder(request.ids, request.lengths, num_ranks, int(request.lengths.sum()))
     left = list(rng.permutation(len(request.lengths)))
-    slots = rng.randint(1, 6)
+    slots = rng.randint(1, 8)
     for slot in range(slots):
         members = list(rng.permutation(num_ranks)[rng.randint(num_ranks) :])
         while len(members) >= 2 and left:

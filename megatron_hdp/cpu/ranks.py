@@ -26,6 +26,7 @@ from typing import NamedTuple, NoReturn
 _ADDRESS = "127.0.0.1"
 _STORE_TIMEOUT_S = 30.0
 _STACKS_WAIT_S = 0.3
+_END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -147,8 +148,7 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
         for child in children:
-            os.waitpid(child.pid, 0)
-            os.close(child.pidfd)
+            _reap(child)
 
 
 def _check_forkable() -> None:
@@ -210,7 +210,7 @@ def _fork_store() -> tuple[_Child, int]:
         port = pipe.readline() if selector.select(_STORE_TIMEOUT_S) else ""
     if not port:
         os.killpg(child.pid, signal.SIGKILL)
-        os.waitpid(child.pid, 0)
+        _reap(child)
         raise RuntimeError(
             f"the ranks' store on {_ADDRESS} did not start within {_STORE_TIMEOUT_S:.0f} s: see "
             f"the error above."
@@ -226,6 +226,22 @@ def _hold_store(writer: int) -> int:
     os.close(writer)
     while True:
         signal.pause()
+
+
+def _reap(child: _Child) -> None:
+    """Waits for a process that was killed; storage that is stuck can hold it back."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.pidfd, selectors.EVENT_READ)
+        ended = selector.select(_END_S)
+    if ended:
+        os.waitpid(child.pid, 0)
+    else:
+        what = f"rank {child.rank}" if child.rank >= 0 else "the ranks' store"
+        sys.stderr.write(
+            f"hdp: waited {_END_S:.0f} s for {what} (process {child.pid}) to end after SIGKILL; "
+            f"going on without.\n"
+        )
+    os.close(child.pidfd)
 
 
 def _exit_code(pid: int) -> int:

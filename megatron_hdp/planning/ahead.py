@@ -4,26 +4,20 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import queue
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from megatron_hdp.planning.child_process import kill_and_wait, signals_blocked
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.values import Plan, PlanError
-
-_logger = logging.getLogger(__name__)
-
-_END_S = 10.0
-"""Longest wait for a killed process; only one that is stuck in the kernel takes longer."""
 
 
 class PlanAhead:
@@ -90,16 +84,7 @@ class PlanAhead:
         if self._process is None:
             return
         self._outbox.put(None)
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            _logger.warning(
-                "hdp: rank %s waited %.0f s for its planning process %d to end after SIGKILL, and "
-                "goes on without; is the machine's storage stuck?",
-                os.environ.get("RANK", "0"), _END_S, self._process.pid,
-            )  # fmt: skip
+        kill_and_wait(self._process, "planning process")
         self._process = None
         self._outbox, self._inbox, self._asked = queue.Queue(), queue.Queue(), []
 
@@ -129,17 +114,6 @@ class PlanAhead:
         threading.Thread(target=_send, args=streams[0], daemon=True).start()
         threading.Thread(target=_receive, args=streams[1], daemon=True).start()
         self._outbox.put(self._config)
-
-
-@contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Requests to end come to whole jobs, and a rank still needs plans to end in good order."""
-    requests = {getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, requests)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send(stream: IO[bytes], outbox: queue.Queue[object]) -> None:

@@ -26,6 +26,7 @@ from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.sharding import MicroBatchLayout
 
 _TIMEOUT_S = 60
+_LONGEST_RUN_S = 3600.0
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -212,11 +213,14 @@ def run_virtual_ranks(
         with rank.state.communicators.turns:  # type: ignore[attr-defined]
             results[index] = rank.run(kernel, window, sink)
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(ranks))]
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(ranks))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    deadline = time.monotonic() + _LONGEST_RUN_S
+    for index, thread in enumerate(threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            raise RuntimeError(f"virtual rank {index} still computes after {_LONGEST_RUN_S:.0f} s")
     finished = [result for result in results if result is not None]
     if len(finished) < len(ranks):
         raise RuntimeError("a virtual rank failed; its traceback is above")

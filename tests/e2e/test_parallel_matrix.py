@@ -28,7 +28,7 @@ def stock(corpus):
 
 CASES = {
     "PP2 x HDP2": (4, 4, "--pipeline-model-parallel-size 2 --hdp-capacity 128"),
-    "PP2 x HDP3": (6, 6, "--pipeline-model-parallel-size 2 --hdp-capacity 90"),
+    "PP2 x HDP3": (6, 6, "--pipeline-model-parallel-size 2 --hdp-capacity 128"),
     "PP4 x HDP2": (8, 4, "--pipeline-model-parallel-size 4 --hdp-capacity 128"),
     "TP2 x HDP2": (4, 4, "--tensor-model-parallel-size 2 --hdp-capacity 128"),
     "TP2 x HDP4": (8, 4, "--tensor-model-parallel-size 2 --hdp-capacity 64"),
@@ -62,6 +62,9 @@ RUNS = [
     if "TP2" in case or SEQUENCE_PARALLEL not in OPTIONS[option]
     if "VPP" not in case or option != "selective recompute"
 ]
+WITH_AUTO = "overlap"
+"""The option under which pipelines keep `auto`, which makes counts equal where it can; under the
+others `pp-balance` plans, which never does."""
 
 
 @pytest.mark.slow
@@ -70,13 +73,16 @@ def test_fp64_equals_stock(corpus, stock, case, option):
     ranks, packs, more = CASES[case]
     argv = ["--data-path", corpus, *MODEL, "--global-batch-size", str(packs), "--hdp",
             *more.split(), *OPTIONS[option].split()]  # fmt: skip
+    unequal = "PP" in case and "VPP" not in case and option != WITH_AUTO
+    if unequal:
+        argv += ["--hdp-strategy", "pp-balance"]
     got = run_ranks(lambda: pretrain(argv, keep_grads=1), ranks)
     if "VPP" in case:  # equal slots in whole groups; stock has as many as the step has sequences
         assert all(count % 2 == 0 for rank in got for count in rank.counts)
         assert len({tuple(rank.counts) for rank in got}) == 1
-    elif "PP" in case:  # `auto` makes counts equal where it can; random plans rarely are
+    elif unequal:
         steps = list(zip(*(rank.counts for rank in got), strict=True))
-        assert any(len(set(counts)) > 1 for counts in steps), "no step with unequal counts"
+        assert sum(len(set(counts)) > 1 for counts in steps) > len(steps) / 2, steps
     wanted = stock(packs)
     for rank in got:
         # Megatron takes the norm's maximum over model-parallel ranks in fp32.

@@ -29,24 +29,24 @@ def _train(argv: list[str], seed: int) -> Recorded:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "ranks"),
+    ("layout", "ranks", "seed"),
     [
-        ("", 6),
-        ("--pipeline-model-parallel-size 2", 6),
-        ("--pipeline-model-parallel-size 4", 8),
-        ("--tensor-model-parallel-size 2 --sequence-parallel", 4),
+        ("", 6, 6),
+        ("--pipeline-model-parallel-size 2", 6, 6),
+        ("--pipeline-model-parallel-size 4", 8, 11),
+        ("--tensor-model-parallel-size 2 --sequence-parallel", 4, 4),
     ],
     ids=["HDP6", "PP2 x HDP3", "PP4 x HDP2", "TP2 x HDP2"],
 )
-def test_random_plans_equal_stock(corpus, stock, layout, ranks):
+def test_random_plans_equal_stock(corpus, stock, layout, ranks, seed):
     """16 plans that no planner would make; each step's gradients enter the parameters at the end.
 
     Training and evaluation; loss masks are all zero on some ranks' whole step.
     """
     argv = ["--data-path", corpus, *MODEL, "--hdp", *layout.split()]
-    got = run_ranks(lambda: _train(argv, seed=ranks), ranks)
+    got = run_ranks(lambda: _train(argv, seed), ranks)
     counts = list(zip(*(rank.counts for rank in got), strict=True))
-    assert sum(len(set(step)) > 1 for step in counts) > 5, "counts are nearly always equal"
+    assert sum(len(set(step)) > 1 for step in counts) > len(counts) / 2, counts
     assert {len(set(step)) for step in got[0].rings} > {1}, "no step mixes ring sizes"
     for rank in got:
         assert rank.grad_norms == pytest.approx(stock.grad_norms, rel=1e-6)

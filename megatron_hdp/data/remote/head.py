@@ -22,7 +22,7 @@ from typing import IO
 
 import psutil
 
-from megatron_hdp.planning.ahead import signals_blocked
+from megatron_hdp.planning.child_process import kill_and_wait, signals_blocked
 
 OBJECT_STORE_BYTES = 128 << 20
 """Plans of some steps, and slices on their way."""
@@ -70,8 +70,7 @@ class Head:
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            kill_and_wait(self._process, "Ray cluster's keeper")
 
     def _answer(self, timeout_s: float) -> dict[str, str]:
         assert self._process.stdout is not None

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 from megatron_hdp.data.streams.store import TokenStore
-from megatron_hdp.planning.ahead import signals_blocked
+from megatron_hdp.planning.child_process import kill_and_wait, signals_blocked
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ class TokeniseAhead:
                 self._jobs.get_nowait()
         self._jobs.put(None)
         if self._process is not None:
-            self._process.kill()
-            self._process.wait(_END_S)
+            kill_and_wait(self._process, "tokenising process")
         self._feeding.join(_END_S)
         self._feeding = self._process = None
         atexit.unregister(self.close)

@@ -28,6 +28,7 @@ from megatron_hdp.runtime.cross_entropy.statistics import (
     Shard,
     accumulation_dtype,
 )
+from megatron_hdp.runtime.waiting import waiting
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weight_gradient.add(logits, gathered)
         for transfer in transfers:
             if transfer is not None:
-                transfer.wait()
+                with waiting("the tensor-parallel ranks to sum the loss's hidden gradient"):
+                    transfer.wait()
         return (
             hidden_gradient,
             None if weight_gradient is None else weight_gradient.result(),

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from megatron_hdp.runtime.waiting import waiting
+
 IGNORE_INDEX = -100
 
 
@@ -88,7 +90,8 @@ class RowStatistics:
         own = torch.stack(self.fields)
         ranks, rows = shard.group.size(), len(self.maximum)
         every = own.new_empty(ranks * 4, rows)
-        dist.all_gather_into_tensor(every, own, group=shard.group)
+        with waiting("the tensor-parallel ranks' sums of the loss"):
+            dist.all_gather_into_tensor(every, own, group=shard.group)
         maxima, sums, targets, totals = every.view(ranks, 4, rows).unbind(1)
         maximum = maxima.amax(0)
         # A shard whose entries are all -inf has sum 0; exp(-inf - maximum) is 0 too.

@@ -24,6 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron_hdp.runtime.core_attention import carried_state
 from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.moe.counts import ring_sum
+from megatron_hdp.runtime.waiting import waiting
 
 
 def bind_routers(model: torch.nn.Module) -> None:
@@ -110,7 +111,8 @@ class SequenceLosses:
         counts = routed.new_zeros(self.state.num_sequences + 1, routed.shape[1])
         counts.index_add_(0, self._sequence_of_row(), routed)
         if self.router.config.sequence_parallel:
-            torch.distributed.all_reduce(counts, group=self.router.tp_group)
+            with waiting("the tensor-parallel ranks' token counts of the experts"):
+                torch.distributed.all_reduce(counts, group=self.router.tp_group)
         on_ring = self.state.layout.num_ring_sequences
         shards = counts[:on_ring].contiguous()
         counts[:on_ring] = ring_sum(shards, self.state, self.router.layer_number or 0)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_hdp.runtime.profiling.reference import reference_s
+from megatron_hdp.runtime.waiting import waiting
 
 
 class Clock:
@@ -45,7 +46,8 @@ class Clock:
         work()  # compiles, connects, fills caches
         taken = []
         for _ in range(repeats):
-            dist.barrier()
+            with waiting("all ranks to begin a measurement together"):
+                dist.barrier()
             begun = self.now()
             work()
             taken.append(self.now() - begun)
@@ -62,5 +64,6 @@ class Clock:
     def mean(self, value: float) -> float:
         """Over all ranks."""
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        with waiting("all ranks' times of a measurement"):
+            dist.all_reduce(total)
         return total.item() / dist.get_world_size()
