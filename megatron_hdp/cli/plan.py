@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--distribution", choices=names(), help="a distribution that ships")
     data.add_argument("--seq-length", type=int, help="context; default the longest sequence")
     data.add_argument("--global-batch-size", type=int, help="packs per step; default 8 capacities")
-    data.add_argument("--seed", type=int, default=1234)
+    data.add_argument("--seed", type=int, default=1234, help="of the order, and of a distribution")
     mesh = parser.add_argument_group("ranks")
     mesh.add_argument("--ranks", type=int, required=True, help="HDP domain: DP x CP")
     mesh.add_argument("--capacity", type=int, required=True, help="tokens per rank")
@@ -42,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mesh.add_argument("--host-memory", type=float, default=200.0, help="GB per rank for offload")
     plan_memory.add_arguments(parser)
     plan = parser.add_argument_group("plan")
-    plan.add_argument("--strategy", choices=[*STRATEGIES], default="auto")
+    plan.add_argument("--strategy", choices=[*STRATEGIES], default="auto", help="the planner")
     plan.add_argument("--compare", action="store_true", help="all strategies side by side")
-    plan.add_argument("--steps", type=int, default=1)
+    plan.add_argument("--steps", type=int, default=1, help="a row each")
     presets = ", ".join(CostModel.presets())
     plan.add_argument(
         "--profile", default="h100-estimate", help=f"a profile file or a preset: {presets}"
     )
     out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true")
+    out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     out.add_argument("--picture", help="FILE.png or FILE.html: ranks over time, first step")
 
 

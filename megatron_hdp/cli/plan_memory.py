@@ -17,8 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The group for the loss, whose modes are those of --hdp-cross-entropy."""
     loss = parser.add_argument_group("loss")
     loss.add_argument("--vocabulary", type=int, help="entries: reports the memory of each loss")
-    loss.add_argument("--hidden-size", type=int, default=4096)
-    loss.add_argument("--cross-entropy", choices=("auto", *MODES), default="auto")
+    loss.add_argument("--hidden-size", type=int, default=4096, help="of the model")
+    loss.add_argument(
+        "--cross-entropy", choices=("auto", *MODES), default="auto", help="the loss of the plans"
+    )
     loss.add_argument(
         "--device-memory",
         type=float,

@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--context", type=tokens, required=True, help="for example 2M")
     job.add_argument("--tokens", type=tokens, default=2**25, help="per step; default 32M")
     job.add_argument("--steps", type=int, default=3, help="averaged over; default 3")
-    job.add_argument("--seed", type=int, default=0)
+    job.add_argument("--seed", type=int, default=0, help="of the drawn sequences")
     mesh = parser.add_argument_group("cluster")
-    mesh.add_argument("--gpus", type=int, required=True)
+    mesh.add_argument("--gpus", type=int, required=True, help="DP x CP x TP x PP")
     mesh.add_argument("--tensor", type=int, help="tensor-parallel size; default the model's")
     mesh.add_argument(
         "--expert-parallel", type=int, help="neighbours that share experts; default the model's"
@@ -68,8 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", help="times per layer from a cost model; links stay the cluster's"
     )
     out = parser.add_argument_group("output")
-    out.add_argument("--strategy", choices=["all", *STRATEGIES], default="all")
-    out.add_argument("--json", action="store_true")
+    strategies = ["all", *STRATEGIES]
+    out.add_argument("--strategy", choices=strategies, default="all", help="the planner")
+    out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     out.add_argument("--trace", help="FILE.json: first step of every strategy, for Perfetto")
     out.add_argument("--picture", help="FILE.png: static above the best, first step")
 
