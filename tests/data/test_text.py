@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +68,33 @@ def test_every_form_gives_every_document_once_an_epoch(source_of_text, tmp_path,
         # The next shard fills the pack that a shard's end leaves open.
         packs = [source.lengths(pack).sum() + source.lengths(pack + 1)[0] for pack in range(8)]
         assert min(packs) > CONTEXT
+
+
+SAVED = Path(__file__).parent / "saved_by_datasets"
+"""What `Dataset.from_list(...).save_to_disk` of Hugging Face's datasets 5.2.0 wrote."""
+
+
+def test_what_hugging_face_itself_saved(source_of_text, tmp_path):
+    """Several shards; chats; contents of mixed types, which datasets stores as JSON strings."""
+    texts = [f"{n}:" + "ab c"[n % 4] * (n * 7 % 50) for n in range(20)]
+    source = source_of_text(str(SAVED / "texts"))
+    assert len(source._store.shards) == 3
+    wanted = sorted([*ids(text), EOD] for text in texts)
+    assert sorted(epoch_of(source, sum(map(len, wanted)))) == wanted
+
+    source = source_of_text(str(SAVED / "chats"), context_length=512)
+    pieces = [source.read(0, at, 0, int(n)) for at, n in enumerate(source.lengths(0))]
+    answers = sorted(piece.labels[piece.loss_mask > 0].tolist() for piece in pieces)
+    assert answers == sorted(ids(f"answer {n}<|im_end|>") for n in range(5))
+
+    source = source_of_text(str(SAVED / "mixed"), context_length=512)
+    one, other = (source.read(0, at, 0, int(n)) for at, n in enumerate(source.lengths(0)))
+    assert one.tokens.tolist() == other.tokens.tolist(), "a list of parts is the text in it"
+    assert one.labels[one.loss_mask > 0].tolist() == ids("yo<|im_end|>")
+
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(CorpusError, match=r"empty\.jsonl holds no record"):
+        source_of_text(str(tmp_path / "empty.jsonl"))
 
 
 def test_lines_across_the_borders_of_shards_are_read_once(tmp_path):

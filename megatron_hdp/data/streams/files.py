@@ -52,7 +52,13 @@ def list_shards(path: str, shard_bytes: int | None = None) -> list[Shard]:
     Raises:
         CorpusError: nothing to read there, or a library that reads it is missing.
     """
-    size = shard_bytes or SHARD_BYTES
+    shards = _shards(path, shard_bytes or SHARD_BYTES)
+    if not shards:
+        raise CorpusError(f"--data-path {path} holds no record: leave it out, or fill it.")
+    return shards
+
+
+def _shards(path: str, size: int) -> list[Shard]:
     if os.path.isdir(path):
         return _folder(path, size)
     kind = _suffix(path)
@@ -81,7 +87,7 @@ def _folder(path: str, size: int) -> list[Shard]:
             f"--data-path {path}: this folder holds no {', '.join(SUFFIXES)} file and is no "
             f"Hugging Face dataset (save_to_disk): give a file, or a folder of files."
         )
-    return [shard for file in files for shard in list_shards(file, size)]
+    return [shard for file in files for shard in _shards(file, size)]
 
 
 def _saved_dataset(folder: Path) -> list[Shard]:

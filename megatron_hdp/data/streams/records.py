@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.streams.files import Shard
+from megatron_hdp.data.streams.json_columns import Decode, decoder_of
 
 _ROWS = 256
 
@@ -80,9 +81,18 @@ def _rows(shard: Shard) -> Iterator[tuple[str, dict[str, Any] | BadRecord]]:
     with ExitStack() as stack:
         number = 0
         for batch in _row_batches(shard, stack):
+            decode = decoder_of(batch.schema)
             for row in batch.to_pylist():
                 number += 1
-                yield f"row {number}", row
+                place = f"row {number}"
+                yield place, _decoded(row, decode, place) if decode else row
+
+
+def _decoded(row: dict[str, Any], decode: Decode, place: str) -> dict[str, Any] | BadRecord:
+    try:
+        return cast("dict[str, Any]", decode(row))
+    except ValueError as error:
+        return BadRecord(place, f"no JSON in a column that should hold it: {error}")
 
 
 def _row_batches(shard: Shard, stack: ExitStack) -> Iterator[Any]:
