@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -12,19 +13,19 @@ import pytest
 
 import megatron_hdp
 from megatron_hdp.cpu.launch import RankFailedError, run_ranks
-from tests.e2e.harness import BASE, Recorded, gather, record, worst_error
+from tests.e2e.harness import BASE, ROOT, Recorded, gather, record, worst_error
 
 SCRIPT = Path(__file__).with_name("upstream_script.py")
 STEPS = ["--train-iters", "6"]
 
 
-def _run(argv: list[str], enabled: bool, **options) -> Recorded:
+def _run(argv: list[str], enabled: bool, script: Path = SCRIPT, **options) -> Recorded:
     """The script, unchanged, on one rank; with HDP in front of it or not."""
     os.chdir(SCRIPT.parent)
-    sys.argv = [str(SCRIPT), *BASE, *argv, "--calculate-per-token-loss"]
+    sys.argv = [str(script), *BASE, *argv, "--calculate-per-token-loss"]
     if enabled:
         megatron_hdp.enable(**options)
-    return record(lambda: runpy.run_path(str(SCRIPT), run_name="__main__"), True, 1)
+    return record(lambda: runpy.run_path(str(script), run_name="__main__"), True, 1)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,21 @@ def test_same_losses_with_and_without_enable(corpus, layout, ranks, options):
     for one, other in zip(with_hdp, without, strict=True):
         assert one.losses == pytest.approx(other.losses, rel=1e-6)
         assert one.grad_norms == pytest.approx(other.grad_norms, rel=1e-12)
+    assert worst_error(gather(with_hdp, "params"), gather(without, "params")) < 1e-11
+
+
+def test_the_block_of_the_readme_in_front_of_the_imports(corpus, tmp_path):
+    """As documented: no options but the command line's."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = tmp_path / "own_script.py"
+    before, imports = SCRIPT.read_text().split("from megatron", 1)
+    path.write_text(f"{before}{block}\nfrom megatron{imports}")
+    argv = ["--data-path", corpus, *STEPS]
+    without = run_ranks(lambda: _run(argv, False), 2)
+    flags = ["--hdp-strategy", "naive", "--hdp-capacity", "128"]
+    with_hdp = run_ranks(lambda: _run([*argv, *flags], False, script=path), 2)
+    assert all(max(map(max, rank.rings)) > 1 for rank in with_hdp)
+    assert with_hdp[0].losses == pytest.approx(without[0].losses, rel=1e-6)
     assert worst_error(gather(with_hdp, "params"), gather(without, "params")) < 1e-11
 
 
