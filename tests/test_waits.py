@@ -26,6 +26,7 @@ ENDS = {
     ("runtime/attention/transfers.py", "self._arriving_kv.wait"): "a Transfer, which has `waiting`",
     ("runtime/attention/transfers.py", "self._arriving_dkv.wait"): "a Transfer",
     ("runtime/attention/direct_transfers.py", "self._kv.pop.wait"): "a Transfer",
+    ("runtime/attention/direct_transfers.py", "transfer.wait"): "a Transfer",
     ("runtime/moe/counts.py", "state.communicators.exchange.wait"): "a Transfer",
     ("runtime/profiling/links.py", "communicators.exchange.wait"): "a Transfer",
     ("runtime/ring_groups.py", "dist.barrier"): "its group's timeout; RingGroupsError says who",
