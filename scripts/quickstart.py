@@ -134,7 +134,8 @@ def show(summary: dict[str, dict[str, Any]]) -> None:
 
 def main() -> int:
     """Builds, trains twice, compares; the exit code is 1 when the losses differ."""
-    from megatron_hdp.observability.timeline import draw, of_records
+    from megatron_hdp.observability.picture import draw
+    from megatron_hdp.observability.timeline import of_records
 
     OUT.mkdir(parents=True, exist_ok=True)
     data = build_corpus()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_hdp.__main__ import COMMANDS
-from megatron_hdp.runtime.options import add_hdp_arguments
+from megatron_hdp.runtime import options
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 _HEAD = """# Every flag
@@ -32,8 +32,7 @@ sets other defaults, by the flags' names without `--hdp-`.
 
 def page() -> str:
     """The whole page."""
-    training = add_hdp_arguments(argparse.ArgumentParser(add_help=False))
-    hdp = next(group for group in training._action_groups if group.title == "hdp")
+    hdp = options.add_hdp_group(argparse.ArgumentParser(add_help=False), options.HdpOptions())
     parts = [_HEAD, _TRAINING, *_table(hdp._group_actions)]
     for name, summary in COMMANDS.items():
         sentence = f"{summary[:1].upper()}{summary[1:]}."

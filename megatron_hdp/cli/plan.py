@@ -20,6 +20,8 @@ from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.planning.distributions import draw, names
 
+_MOST_ROWS = 64
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments in Megatron's words where it has them."""
@@ -51,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    out.add_argument("--picture", help="FILE.png or FILE.html: ranks over time, first step")
+    out.add_argument(
+        "--picture", help="FILE.html or FILE.png: static beside the plan, ranks over time"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                     raise
                 console.print(f"{name}: {error}", style="yellow", markup=False)
         if args.picture:
-            _draw(args, reports)
+            _draw(args, reports, lengths, loss, console)
     except (PlanError, OSError, ValueError) as error:
         console.print(f"megatron_hdp: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -83,12 +87,44 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(args: argparse.Namespace, reports: dict[str, list[StepReport]]) -> None:
-    from megatron_hdp.observability.plan_picture import draw_plan
+def _draw(
+    args: argparse.Namespace,
+    reports: dict[str, list[StepReport]],
+    lengths: NDArray[np.int64],
+    loss: LossReport | None,
+    console: Console,
+) -> None:
+    """The first step: the strategy, or the first that could plan it, under static."""
+    from megatron_hdp.observability.picture import draw as draw_picture
+    from megatron_hdp.observability.timeline import of_plan
 
     name = args.strategy if args.strategy in reports else next(iter(reports))
-    first = reports[name][0]
-    draw_plan(first.plan, first.replay, args.picture, f"{name}, {args.ranks} ranks")
+    shown = {name: reports[name][0]}
+    if name != "static":
+        one_step = argparse.Namespace(**{**vars(args), "steps": 1})
+        try:
+            (static,) = report_steps(_config(args, "static", lengths, loss), lengths, one_step)
+            shown = {"static": static, **shown}
+        except PlanError as error:
+            console.print(f"no static panel: {error}", style="yellow", markup=False)
+    draw_picture(
+        [of_plan(one, report.plan, report.replay, _MOST_ROWS) for one, report in shown.items()],
+        args.picture,
+        heading=f"{args.distribution or args.lengths} on {args.ranks} ranks, capacity "
+        f"{args.capacity} tokens",
+        note=_note(args, shown[name]),
+        axis="time in the step, predicted",
+    )
+
+
+def _note(args: argparse.Namespace, report: StepReport) -> str:
+    plan = report.plan
+    drawn = max(1, _MOST_ROWS // args.pipeline)
+    some = f"; {drawn} ranks of {args.ranks} are drawn" if drawn < args.ranks else ""
+    return (
+        f"first step: {len(plan.lengths):,} sequences, {plan.num_tokens:,} tokens; times predicted "
+        f"by the cost model {args.profile}{some}"
+    )
 
 
 def _lengths(args: argparse.Namespace) -> NDArray[np.int64]:

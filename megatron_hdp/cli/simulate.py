@@ -28,6 +28,7 @@ from megatron_hdp.simulation.experiment import (
     run_strategy,
 )
 
+_MOST_ROWS = 64
 _UNITS = {"K": 2**10, "M": 2**20}
 
 
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--strategy", choices=strategies, default="all", help="the planner")
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     out.add_argument("--trace", help="FILE.json: first step of every strategy, for Perfetto")
-    out.add_argument("--picture", help="FILE.png: static above the best, first step")
+    out.add_argument("--picture", help="FILE.html or .png: static above the best, first step")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -168,20 +169,25 @@ def _write_pictures(args: argparse.Namespace, runs: dict[str, Run]) -> None:
     if not (args.trace or args.picture):
         return
     from megatron_hdp.observability.perfetto import write_chrome
-    from megatron_hdp.observability.timeline import draw, of_simulation
+    from megatron_hdp.observability.picture import draw
+    from megatron_hdp.observability.timeline import of_plan
 
     timelines = {
-        name: of_simulation(f"{name} (simulated)", run.plans[0], run.simulations[0], 64)
+        name: of_plan(f"{name} (simulated)", run.plans[0], run.simulations[0], _MOST_ROWS)
         for name, run in runs.items()
     }
     if args.trace:
         write_chrome(timelines.values(), args.trace)
     if args.picture:
-        if not args.picture.endswith(".png"):
-            raise ValueError(f"--picture {args.picture}: the name must end in .png")
         best = min(runs, key=lambda name: runs[name].step_s)
         shown = dict.fromkeys(name for name in ("static", best) if name in runs)
-        draw([timelines[name] for name in shown], args.picture, "(simulated)")
+        draw(
+            [timelines[name] for name in shown],
+            args.picture,
+            heading=f"{args.model} on {args.gpus} GPUs, context {args.context} tokens, first step",
+            note=f"{args.data or args.lengths}; cluster {args.cluster}, simulated",
+            axis="time in the step, simulated",
+        )
 
 
 def _print(report: dict[str, Any]) -> None:

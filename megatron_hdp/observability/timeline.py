@@ -1,5 +1,5 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""Who did what when in a step, real or simulated, in one form; and as a picture."""
+"""Who did what when in a step, real, replayed or simulated, in one form."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hdp.planning.values import Plan
-from megatron_hdp.simulation import Simulation
 
 Record = dict[str, Any]
-_MOST_DRAWN = 64
+Floats = NDArray[np.float64]
 _MOST_TRACED = 1024
 
 
@@ -80,11 +80,24 @@ def of_records(title: str, records: Sequence[Record]) -> Timeline:
     return Timeline(title, spans, max(record["end_s"] - record["begin_s"] for record in records))
 
 
-def of_simulation(
-    title: str, plan: Plan, found: Simulation, most_ranks: int = _MOST_TRACED
-) -> Timeline:
-    """A simulated step; of many ranks some, spread evenly."""
-    count = min(plan.num_ranks, most_ranks)
+class StepTimes(Protocol):
+    """A step's times, as replay and simulation give them."""
+
+    @property
+    def step_s(self) -> float: ...
+
+    @property
+    def forward(self) -> tuple[Floats, Floats]:
+        """(start, end), each [p, N, K]."""
+
+    @property
+    def backward(self) -> tuple[Floats, Floats]: ...
+
+
+def of_plan(title: str, plan: Plan, times: StepTimes, most_rows: int = _MOST_TRACED) -> Timeline:
+    """A predicted step, all its stages; of many ranks some, spread evenly."""
+    stages = len(times.forward[0])
+    count = min(plan.num_ranks, max(1, most_rows // stages))
     ring_of = np.ones(int(plan.first_micro_batch[-1]), np.int64)
     slots = np.repeat(plan.ring_slots, plan.ring_sizes)
     ring_of[plan.first_micro_batch[plan.ring_ranks] + slots] = np.repeat(
@@ -93,13 +106,13 @@ def of_simulation(
     spans = []
     for rank in np.linspace(0, plan.num_ranks - 1, count).round().astype(int).tolist():
         first = int(plan.first_micro_batch[rank])
-        for stage in range(len(found.busy_s)):
+        for stage in range(stages):
             for slot in range(int(plan.micro_batch_counts[rank])):
                 size, tokens = ring_of[first + slot], plan.micro_batch_tokens[first + slot]
-                for phase, times in (("forward", found.forward), ("backward", found.backward)):
-                    begin, end = (float(part[stage, rank, slot]) for part in times)
+                for phase, of_phase in (("forward", times.forward), ("backward", times.backward)):
+                    begin, end = (float(part[stage, rank, slot]) for part in of_phase)
                     spans.append(Span(rank, stage, slot, phase, begin, end, int(size), int(tokens)))
-    return Timeline(title, spans, found.step_s)
+    return Timeline(title, spans, times.step_s)
 
 
 def rows_of(spans: Iterable[Span]) -> dict[tuple[int, int], int]:
@@ -113,56 +126,17 @@ def label_of(place: tuple[int, int], rows: dict[tuple[int, int], int]) -> str:
     return f"rank {place[0]} stage {place[1]}" if staged else f"rank {place[0]}"
 
 
-def draw(
-    timelines: Sequence[Timeline], path: str, note: str = "", dots_per_inch: int = 110
-) -> None:
-    """Writes a PNG: one panel per run, on one time axis; white is waiting."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import colormaps, pyplot
-    from matplotlib.patches import Patch
-
-    sizes = sorted({span.ring for timeline in timelines for span in timeline.spans})
-    color = {size: colormaps["viridis_r"]((i + 1) / (len(sizes) + 1)) for i, size in
-             enumerate(sizes)}  # fmt: skip
-    heights = [_height(len(rows_of(timeline.spans))) for timeline in timelines]
-    figure, axes = pyplot.subplots(
-        len(timelines), 1, figsize=(10, 0.9 + sum(heights)), sharex=True, squeeze=False,
-        layout="constrained", height_ratios=heights,
-    )  # fmt: skip
-    for axis, timeline in zip(axes[:, 0], timelines, strict=True):
-        _draw_panel(axis, timeline, color)
-    axes[-1, 0].set_xlabel(f"seconds in the step{note and ' '}{note}")
-    handles = [Patch(color=color[s], label="local" if s == 1 else f"ring of {s}") for s in sizes]
-    handles += [Patch(color="grey", label="forward"), Patch(color="grey", alpha=0.55,
-                label="backward")]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)))
-    figure.savefig(path, dpi=dots_per_inch)
-    pyplot.close(figure)
+def duration(seconds: float) -> str:
+    """Three digits and a unit: 12.3 s, 4.56 ms."""
+    value, unit = (seconds, "s") if seconds >= 0.1 else (1000 * seconds, "ms")
+    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
 
 
-def _height(rows: int) -> float:
-    return 0.9 + (0.45 if rows <= 8 else 0.14) * rows
-
-
-def _draw_panel(axis: Any, timeline: Timeline, color: dict[int, Any]) -> None:
-    rows = rows_of(timeline.spans)
-    if len(rows) > _MOST_DRAWN:
-        kept = np.linspace(0, len(rows) - 1, _MOST_DRAWN).round().astype(int)
-        places = [list(rows)[i] for i in kept]
-        rows = {place: i for i, place in enumerate(places)}
-    edge = 0.6 if len(rows) <= 8 else 0.15
-    for span in timeline.spans:
-        row = rows.get((span.rank, span.stage))
-        if row is not None:
-            axis.barh(
-                row, span.end_s - span.begin_s, left=span.begin_s, height=0.8,
-                color=color[span.ring], alpha=1.0 if span.phase == "forward" else 0.55,
-                edgecolor="white", linewidth=edge,
-            )  # fmt: skip
-    every = max(1, len(rows) // 12)
-    labels = [label_of(place, rows) for place in rows]
-    axis.set_yticks(range(0, len(rows), every), labels[::every])
-    axis.invert_yaxis()
-    axis.set_title(f"{timeline.title}: {timeline.step_s:.2f} s", loc="left", fontsize=10)
+def titles(timelines: Sequence[Timeline]) -> list[str]:
+    """What each panel is called: its step's time, and how that compares with the first one's."""
+    first = timelines[0].step_s
+    return [
+        f"{timeline.title}: {duration(timeline.step_s)}"
+        + (f", {first / timeline.step_s:.2f} times as fast" if number else "")
+        for number, timeline in enumerate(timelines)
+    ]

@@ -88,7 +88,14 @@ def add_hdp_arguments(
     repair_help(parser)
     if "--hdp" in parser._option_string_actions:
         return parser
-    default = defaults or HdpOptions()
+    add_hdp_group(parser, defaults or HdpOptions())
+    if cpu.is_installed():
+        set_cpu_defaults(parser)
+    return parser
+
+
+def add_hdp_group(parser: argparse.ArgumentParser, default: HdpOptions) -> argparse._ArgumentGroup:
+    """The flags alone, whatever parser it is and wherever this process trains."""
     group = parser.add_argument_group(title="hdp")
     group.add_argument(
         "--hdp", action="store_true", help="Train with Hybrid Data Parallelism (megatron_hdp)."
@@ -166,9 +173,7 @@ def add_hdp_arguments(
         default=default.trace,
         help="Folder for per-rank step records (JSON lines) that tools/trace.py merges and draws.",
     )
-    if cpu.is_installed():
-        set_cpu_defaults(parser)
-    return parser
+    return group
 
 
 def _add_data_arguments(group: argparse._ArgumentGroup, default: HdpOptions) -> None:

@@ -115,7 +115,7 @@ def test_plan_picture(lengths, tmp_path, name):
     if name.endswith("png"):
         assert content.startswith(b"\x89PNG")
     else:
-        assert b"predicted step" in content
+        assert b"time in the step, predicted" in content
         assert b"http" not in content, "not self-contained"
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from megatron_hdp.observability.perfetto import write_chrome
-from megatron_hdp.observability.timeline import draw, load_records, of_simulation
+from megatron_hdp.observability.picture import draw
+from megatron_hdp.observability.timeline import load_records, of_plan, of_records
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.simulation import Job, simulate
 from tests.simulation.helpers import COST, cluster, plan_of
@@ -39,7 +40,7 @@ def folder(tmp_path):
 
 def _simulated():
     plan = plan_of(2, rings=[((0, 1), 0, 1000)], local=[(0, 1, 300), (1, 1, 300)])
-    return of_simulation("simulated", plan, simulate(plan, Job(COST), cluster()))
+    return of_plan("simulated", plan, simulate(plan, Job(COST), cluster()))
 
 
 def test_a_real_and_a_simulated_trace_have_one_form(folder, monkeypatch, tmp_path):
@@ -96,8 +97,6 @@ def test_the_tool_refuses_in_one_sentence(folder, monkeypatch, argv, words):
 
 
 def test_a_picture_of_both(folder, tmp_path):
-    from megatron_hdp.observability.timeline import of_records
-
     path = tmp_path / "both.png"
     draw([of_records("real", load_records(str(folder))[3]), _simulated()], str(path))
     assert path.read_bytes().startswith(b"\x89PNG")

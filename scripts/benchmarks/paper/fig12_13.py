@@ -13,7 +13,8 @@ import numpy as np
 from common import setting, write
 from pictures import FIGURES
 
-from megatron_hdp.observability.timeline import draw, of_simulation
+from megatron_hdp.observability.picture import draw
+from megatron_hdp.observability.timeline import of_plan
 from megatron_hdp.simulation.batches import draw_steps
 from megatron_hdp.simulation.experiment import run_strategy
 
@@ -37,9 +38,10 @@ def timelines(ranks: int, depth: int, strategies: list[str], name: str, title: s
             "busy_max_over_min": round(float(np.max(simulation.busy_s[0])
                                              / np.min(simulation.busy_s[0])), 2),
         }  # fmt: skip
-        drawn.append(of_simulation(strategy, plan, simulation))
+        drawn.append(of_plan(strategy, plan, simulation))
     FIGURES.mkdir(parents=True, exist_ok=True)
-    draw(drawn, str(FIGURES / f"{name}.png"), f"({title}, simulated)", 55)
+    draw(drawn, str(FIGURES / f"{name}.png"), heading=title, axis="time in the step, simulated",
+         dots_per_inch=55)  # fmt: skip
     return found
 
 
