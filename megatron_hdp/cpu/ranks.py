@@ -25,7 +25,8 @@ from typing import NamedTuple, NoReturn
 
 _ADDRESS = "127.0.0.1"
 _STORE_TIMEOUT_S = 30.0
-_STACKS_WAIT_S = 0.3
+_STACKS_WAIT_S = 5.0
+_STACKS_SETTLE_S = 0.3
 _END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -137,7 +138,12 @@ class Ranks:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._ranks[rank].pidfd, signal.SIGUSR1)
-        time.sleep(_STACKS_WAIT_S)
+        deadline = time.monotonic() + _STACKS_WAIT_S
+        while not all(_written(self._stacks(rank)) for rank in ranks):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        time.sleep(_STACKS_SETTLE_S)
         return "\n".join(f"rank {rank}:\n{_own_frames(self._stacks(rank))}" for rank in ranks)
 
     def end(self) -> None:
@@ -249,6 +255,10 @@ def _exit_code(pid: int) -> int:
     info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert info is not None
     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+def _written(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _own_frames(path: Path) -> str:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -125,11 +126,11 @@ def _stub_image(folder: Path) -> dict[str, str]:
         info = image / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    for one in importlib.metadata.distributions():
+    site = sysconfig.get_path("purelib")  # sys.path may also hold what setuptools vendors
+    for one in importlib.metadata.distributions(path=[site]):
         name = one.metadata["Name"]
         if name in ("pip", "packaging"):
-            site = Path(str(one.locate_file("")))
-            for path in (site / name, next(site.glob(f"{name}-*.dist-info"))):
+            for path in (Path(site, name), next(Path(site).glob(f"{name}-*.dist-info"))):
                 (image / path.name).symlink_to(path)
         elif name != "megatron_hdp":
             _stub_wheel(index, one)
