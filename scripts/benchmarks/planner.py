@@ -6,7 +6,7 @@ balanced time. Beside ours, on the same lengths: the paper's strategies, and the
 Megatron's own BalancedCPScheduler where it survives. Seeds are not those that anything was tuned
 on.
 
-    python scripts/benchmarks/planner.py            # writes results/planner.json
+    python scripts/benchmarks/planner.py            # writes result and docs/planning.md
     python scripts/benchmarks/planner.py --quick    # a few cells, prints only
 """
 
@@ -21,9 +21,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import planner_tables
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
@@ -83,20 +84,35 @@ def config_of(cell: Row, strategy: str) -> PlannerConfig:
     )
 
 
-def judge(cell: Row, strategy: str, seed: int) -> tuple[float, float, int]:
-    """(step over bound, CPU ms of plan + validation + digest, sequences)."""
+class Judged(NamedTuple):
+    """One plan: its step over the bound, and what it cost."""
+
+    ratio: float
+    cpu_ms: float
+    """CPU time of plan, values, validation and digest."""
+    planning_ms: float
+    """Of it, without validation and digest."""
+    sequences: int
+
+
+def judge(cell: Row, strategy: str, seed: int) -> Judged:
+    """Plans the cell's lengths of that seed."""
     lengths = lengths_of(cell, seed)
     config = config_of(cell, strategy)
     request = StepRequest(np.arange(len(lengths)), lengths)
     begun = time.process_time()
     plan = plan_step(config, request)
+    planned = time.process_time()
     plan.digest()
-    cpu_ms = 1000 * (time.process_time() - begun)
+    digested = time.process_time()
+    plan.validate(ids=request.ids, lengths=lengths, pipeline_depth=config.pipeline_depth)
+    validation_s = time.process_time() - digested
     cost, depth = config.cost(), config.pipeline_depth
     generous = strategy != "auto"  # gaps that the paper's strategies leave cost nothing
     step_s = replay(plan, cost, depth, free_gaps=generous).step_s
     bound = lower_bound(lengths, config.num_ranks, config.capacity, cost, depth)
-    return step_s / bound, cpu_ms, len(lengths)
+    cpu_ms, planning_ms = 1000 * (digested - begun), 1000 * (planned - begun - validation_s)
+    return Judged(step_s / bound, cpu_ms, planning_ms, len(lengths))
 
 
 def measure(cell: Row, strategy: str) -> Row:
@@ -108,11 +124,12 @@ def measure(cell: Row, strategy: str) -> Row:
     return {
         **cell,
         "strategy": strategy,
-        "sequences": runs[0][2],
-        "ratio_worst": round(max(ratio for ratio, _, _ in runs), 4),
-        "ratio_mean": round(statistics.mean(ratio for ratio, _, _ in runs), 4),
-        "cpu_ms_median": round(statistics.median(cpu for _, cpu, _ in runs), 1),
-        "cpu_ms_worst": round(max(cpu for _, cpu, _ in runs), 1),
+        "sequences": runs[0].sequences,
+        "ratio_worst": round(max(run.ratio for run in runs), 4),
+        "ratio_mean": round(statistics.mean(run.ratio for run in runs), 4),
+        "cpu_ms_median": round(statistics.median(run.cpu_ms for run in runs), 1),
+        "cpu_ms_worst": round(max(run.cpu_ms for run in runs), 1),
+        "planning_ms_median": round(statistics.median(run.planning_ms for run in runs), 1),
     }
 
 
@@ -240,6 +257,7 @@ def main() -> int:
               row.get("error", ""))  # fmt: skip
     if not args.quick:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        planner_tables.write()
     return 0
 
 

@@ -25,7 +25,7 @@ def script(monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("simulator_check", "rivals", "common", "pictures"):
+    for name in ("planner_tables", "simulator_check", "rivals", "common", "pictures"):
         sys.modules.pop(name, None)
 
 
@@ -68,3 +68,11 @@ def test_rivals_run_the_same_tokens(script, megatron_on_cpu):
     work = float(place.cost.local_s(request.lengths).sum()) / place.num_ranks
     assert seconds > work
     assert spent > 0
+
+
+def test_tables_of_the_planner_are_those_of_its_result(script):
+    tables = script("planner_tables")
+    page = tables.PAGE.read_text()
+    assert page == tables.page(page), "run python scripts/benchmarks/planner_tables.py"
+    row = next(line for line in page.splitlines() if line.startswith("| 1 | 8K | 8 |"))
+    assert tables.page(page.replace(row, row.replace("1.0", "0.9"))) == page
