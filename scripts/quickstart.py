@@ -46,7 +46,7 @@ def build_corpus() -> list[str]:
     """Sources of the standard library and packages; returns the arguments that train on them."""
     prefix = OUT / "code"
     command = [
-        sys.executable, str(ROOT / "tools" / "build_corpus.py"),
+        sys.executable, "-W", "ignore", str(ROOT / "tools" / "build_corpus.py"),
         "--input", sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"],
         "--pattern", "*.py", "--sample", "1000", "--bpe-vocab-size", "4096",
         "--max-length", str(CONTEXT), "--too-long", "drop", "--output-prefix", str(prefix),
