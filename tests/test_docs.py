@@ -49,3 +49,29 @@ def test_what_is_pinned_is_in_the_range():
     for text in [*project["dependencies"], *extras]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[requirement.name]), text
+
+
+def test_every_field_of_line_keys_and_trace_is_explained():
+    import dataclasses
+
+    import numpy as np
+
+    from megatron_hdp.observability.log_line import format_line
+    from megatron_hdp.observability.metrics import step_metrics
+    from megatron_hdp.planning import PlannerConfig, StepRequest, plan_step
+    from megatron_hdp.runtime.records import StepRecord
+
+    page = (ROOT / "docs" / "read-the-log.md").read_text()
+    plan = plan_step(PlannerConfig(4, 100), StepRequest(np.arange(4), np.array([350, 40, 30, 90])))
+    record = StepRecord(
+        "train", 0, 0, 0, "auto", offloaded_bytes=1, refused_bytes=1, load_retries=1
+    )
+    keys = step_metrics(plan, record)
+    fields = [field.name for field in dataclasses.fields(StepRecord)]
+    rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| "))
+    explained = re.findall(r"`([^`]+)`", rows)
+    assert [name for name in (*keys, *fields) if name not in explained] == []
+    assert {name for name in explained if name.startswith("hdp/")} == set(keys)
+    words = re.findall(r"[a-z][a-z-]+", format_line(plan, record).removeprefix("hdp:"))
+    told = page.split("## Every step")[1].split("## Warnings")[0]
+    assert [word for word in words if word not in told and word != plan.strategy] == []
