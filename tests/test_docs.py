@@ -75,3 +75,22 @@ def test_every_field_of_line_keys_and_trace_is_explained():
     words = re.findall(r"[a-z][a-z-]+", format_line(plan, record).removeprefix("hdp:"))
     told = page.split("## Every step")[1].split("## Warnings")[0]
     assert [word for word in words if word not in told and word != plan.strategy] == []
+
+
+def test_every_result_file_is_on_the_page_of_results():
+    folder = ROOT / "scripts" / "benchmarks" / "results"
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert set(re.findall(r"`([\w-]+\.json)`", page)) == {
+        file.name for file in folder.rglob("*.json")
+    }
+
+
+def test_every_refusal_is_among_the_limits():
+    from megatron_hdp.runtime.attention.support import SETTINGS
+    from megatron_hdp.runtime.cross_entropy.support import CHUNKED_CANNOT
+    from megatron_hdp.runtime.validation import RULES
+
+    page = (ROOT / "docs" / "limits.md").read_text()
+    flags = {rule.flag for rule in (*RULES, *SETTINGS)} | set(CHUNKED_CANNOT.values())
+    assert len(flags) > 30
+    assert [flag for flag in sorted(flags) if f"`{flag}`" not in page] == []
