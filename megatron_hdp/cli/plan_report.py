@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from megatron_hdp.planning import Plan, PlanError, PlannerConfig, StepRequest, plan_step
 from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.cost import CostModel
-from megatron_hdp.planning.degrees import layers_per_rank
+from megatron_hdp.planning.degrees import layers_per_rank, most_room
 from megatron_hdp.planning.replay import Replay, replay
 
 
@@ -114,8 +114,9 @@ def _report(config: PlannerConfig, request: StepRequest) -> StepReport:
     planner_cpu_ms = 1000 * (time.process_time() - begun)
     replayed = replay(plan, cost, depth)
     lengths = np.asarray(request.lengths, np.int64)
+    room = max(config.capacity, int(most_room(config)))  # with offload rings may be narrower
     try:
-        bound = lower_bound(lengths, config.num_ranks, config.capacity, cost, depth)
+        bound = lower_bound(lengths, config.num_ranks, room, cost, depth)
     except (PlanError, ValueError):
         bound = replayed.step_s
     plan = replace(plan, predicted_step_s=replayed.step_s, lower_bound_s=bound)

@@ -25,7 +25,7 @@ class RingChoices:
     ) -> None:
         self.lengths = lengths
         self.levels = block_tree(config.num_ranks, shape)
-        self.needs = np.minimum(-(-lengths // config.capacity), config.num_ranks)
+        self.needs = np.minimum(-(-lengths // config.room), config.num_ranks)
         """[S] D(s), the fewest ranks; all of them for a sequence that fits with offload only."""
         widest = np.array([level.widest for level in self.levels])
         # Deepest level whose widest block is wide enough; levels get narrower with their number.

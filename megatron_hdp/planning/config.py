@@ -48,6 +48,8 @@ class PlannerConfig:
     """Host bytes per rank for offloaded activations."""
     offload_limit_s: float = math.inf
     """With Eq. 3, offload narrows no ring so far that its sequence takes longer than this."""
+    ring_room: int = 0
+    """Tokens that a ring's member may hold, since offload brings them to the capacity; 0: that."""
     slower_across: float = 1.0
     """Links across nodes are slower than the cost model says by this factor."""
 
@@ -71,6 +73,11 @@ class PlannerConfig:
                 f"{self.expert_ranks} ranks that share experts (--expert-parallel) do not divide "
                 f"the domain of {self.num_ranks} ranks"
             )
+
+    @property
+    def room(self) -> int:
+        """Tokens that a ring's member may hold."""
+        return self.ring_room or self.capacity
 
     def cost(self) -> CostModel:
         """The cost model, read once per process."""

@@ -110,6 +110,32 @@ def with_needed_offload(plan: Plan, config: PlannerConfig) -> Plan:
     return replace(plan, offload_ratios=ratios, num_layers=layers, loss_share=config.loss_share)
 
 
+def most_room(config: PlannerConfig) -> float:
+    """Tokens of a micro-batch that everything on the host brings to the capacity; 0: no offload."""
+    if not config.offload or layers_per_rank(config) <= 2:
+        return 0.0
+    return config.capacity / _resident(1.0, config)
+
+
+def copies_are_hidden(plan: Plan, config: PlannerConfig) -> bool:
+    """Whether every micro-batch's offload is within its forward compute, and within the host.
+
+    Eq. 3's condition r Act <= T B on micro-batches: T is what a member computes, without waits for
+    transfers. The host holds what `host_bytes` says of as many micro-batches as stages.
+    """
+    if not len(plan.offload_ratios):
+        return True
+    cost = config.cost()
+    sequence, micro_batch, tokens = plan.shards
+    work = cost.attention_s * plan.lengths[sequence] + cost.linear_s
+    compute = np.bincount(micro_batch, weights=work * tokens, minlength=len(plan.offload_ratios))
+    copied = plan.offload_ratios * plan.micro_batch_tokens * activation_bytes(config)
+    hidden = copied <= cost.forward_share * compute * cost.host_copy_bytes_s * (1 + 1e-9)
+    layers = (layers_per_rank(config) - 1) * config.pipeline_depth
+    held = float(copied.max()) * layers / config.tensor_parallel
+    return bool(hidden.all()) and held <= config.host_memory
+
+
 def with_given_ratio(plan: Plan, config: PlannerConfig) -> Plan:
     """The plan with the config's own offload ratio in every micro-batch, where it has one."""
     if config.offload_ratio is None:

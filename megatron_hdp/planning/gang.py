@@ -114,7 +114,7 @@ def _give_slots(
 
 def ring_sizes(lengths: Ints, config: PlannerConfig, cost: CostModel, limit_s: float) -> Ints:
     """The smallest ring that holds a sequence, or the smallest that is fast enough."""
-    sizes = np.minimum(-(-lengths // config.capacity), config.num_ranks)
+    sizes = np.minimum(-(-lengths // config.room), config.num_ranks)
     slow = np.flatnonzero(cost.sequence_s(lengths, sizes) > limit_s)
     for item in slow.tolist():
         wider = np.arange(sizes[item], config.num_ranks + 1)

@@ -87,7 +87,7 @@ def plan_laminar(config: PlannerConfig, request: StepRequest) -> Plan:
     lengths = np.asarray(request.lengths, np.int64)
     check_fits(lengths, config)
     order = np.argsort(-lengths, kind="stable")
-    bound = lower_bound(lengths, config.num_ranks, config.capacity, cost)
+    bound = lower_bound(lengths, config.num_ranks, config.room, cost)
     search = _Search(config, cost, lengths[order], bound)
     near = _SEARCH_ON_ABOVE * bound
     best = search.few()
@@ -209,7 +209,7 @@ def _place_level(
     A sequence joins the block's first micro-batch of this level with room, else opens one. Updates
     loads (seconds, fixed cost included) and slots of the level's blocks in place.
     """
-    capacity, cost = placer.config.capacity, placer.cost
+    room, cost = placer.config.room, placer.cost
     heaps: dict[int, list[tuple[float, int]]] = {}
     for block, width in enumerate(level.widths.tolist()):
         heaps.setdefault(width, []).append((float(loads[block]), block))
@@ -223,8 +223,8 @@ def _place_level(
         length, need = int(placer.lengths[item]), int(placer.choices.needs[item])
         width = min((w for w in widths if w >= need), key=lambda w: heaps[w][0])
         load, block = heaps[width][0]
-        shard = min(capacity, 2 * -(-length // (2 * width)))
-        ring = next((r for r in opened.get(block, ()) if rings.tokens[r] + shard <= capacity), None)
+        shard = min(room, 2 * -(-length // (2 * width)))
+        ring = next((r for r in opened.get(block, ()) if rings.tokens[r] + shard <= room), None)
         if ring is None:
             ring = len(rings.starts)
             opened.setdefault(block, []).append(ring)

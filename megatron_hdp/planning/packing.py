@@ -30,6 +30,8 @@ def first_fit(
 ) -> tuple[Ints, Ints]:
     """First fit of every rank's sequences (falling length) into micro-batches, all ranks at once.
 
+    A longer one, which fits with offload only, has a micro-batch for itself.
+
     Returns:
         slot_of [n]; counts [N], the ring micro-batches included, at least 1.
     """
@@ -44,7 +46,7 @@ def first_fit(
     for turn in range(int(per_rank.max(initial=0))):
         who = np.flatnonzero(per_rank > turn)
         items = by_rank[first[who] + turn]
-        size = lengths[items]
+        size = np.minimum(lengths[items], capacity)
         fits = free[who] >= size[:, None]
         if not fits[:, -1].all():
             free = np.hstack((free, np.full((ranks, 2), capacity, np.int64)))
@@ -69,6 +71,7 @@ def fill_waits(
     Returns:
         [n] index of a sequence's wait, -1 where none is long enough.
     """
+    lengths = np.minimum(lengths, capacity)
     heap = [(-wait, number, capacity) for number, (wait, _, _) in enumerate(waits)]
     heapq.heapify(heap)
     found = np.full(len(lengths), -1, np.int64)

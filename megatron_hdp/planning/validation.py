@@ -193,7 +193,7 @@ def _check_memory(plan: Plan, depth: int) -> None:
     tokens = plan.resident_tokens(depth)
     # Shards are cut at whole tokens, up to one more than s/P for each chunk of each sequence.
     worst = int(tokens.argmax())
-    if tokens[worst] > plan.capacity + _cut_slack(plan)[worst]:
+    if tokens[worst] > (plan.capacity + _cut_slack(plan)[worst]) * _ROUNDING:
         rank = int(np.searchsorted(plan.first_micro_batch, worst, side="right")) - 1
         raise PlanError(
             f"rank {rank} holds {tokens[worst]:.0f} resident tokens in slot "
@@ -206,3 +206,7 @@ def _cut_slack(plan: Plan) -> np.ndarray:
     sequence, micro_batch, _ = plan.shards
     ring = plan.ring_of[sequence] >= 0
     return np.bincount(micro_batch[ring], minlength=int(plan.first_micro_batch[-1]))
+
+
+_ROUNDING = 1 + 1e-12
+"""Of the ratio that brings a micro-batch to just the capacity."""

@@ -128,7 +128,7 @@ class WaveBuilder:
     def _fillable(self, wave: _Wave) -> float:
         """Mean seconds of the ranks when short sequences take all room that rings leave."""
         per_token = float(self.cost.local_s(np.array([1]))[0])
-        room = (self.table.capacity - wave.tokens) * per_token
+        room = np.maximum(self.table.capacity - wave.tokens, 0) * per_token
         return float(np.minimum(wave.theta, wave.used + room).mean())
 
     def _ring_wave(self, rest: Ints, theta: float) -> tuple[_Wave, Ints]:
@@ -176,7 +176,7 @@ class WaveBuilder:
             if at >= len(rest) or taken[at] or np.isinf(allowed[at]):
                 break
             more = table.shard(int(rest[at]), width)
-            if tokens + more > table.capacity:
+            if tokens + more > table.room:
                 break
             sequences.append(int(rest[at]))
             taken[at] = True

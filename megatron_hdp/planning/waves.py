@@ -62,7 +62,7 @@ class _Search:
         lengths = np.asarray(request.lengths, np.int64)
         self.order = np.argsort(-lengths, kind="stable")
         self.bound = lower_bound(
-            lengths, config.num_ranks, config.capacity, self.cost, config.pipeline_depth
+            lengths, config.num_ranks, config.room, self.cost, config.pipeline_depth
         )
         self.table = WidthTable(config, self.cost, lengths[self.order])
         flat = config.pipeline_depth == 1

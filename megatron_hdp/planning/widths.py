@@ -41,9 +41,9 @@ class WidthTable:
 
     def __init__(self, config: PlannerConfig, cost: CostModel, lengths: Ints) -> None:
         self.lengths = lengths
-        self.num_ranks, self.capacity = config.num_ranks, config.capacity
+        self.num_ranks, self.capacity, self.room = config.num_ranks, config.capacity, config.room
         self.widths = ring_widths(config.num_ranks, cost.ranks_per_node)
-        needs = np.minimum(-(-lengths // config.capacity), config.num_ranks)
+        needs = np.minimum(-(-lengths // config.room), config.num_ranks)
         self.narrowest = np.searchsorted(self.widths, needs)
         """[S] the smallest width that holds a sequence, as an index of `widths`."""
         self.times: FloatArray = np.stack(
@@ -66,4 +66,4 @@ class WidthTable:
 
     def shard(self, sequence: int, width: int) -> int:
         """Most tokens that a member holds; a sequence that fits with offload only fills it."""
-        return min(self.capacity, 2 * -(-int(self.lengths[sequence]) // (2 * width)))
+        return min(self.room, 2 * -(-int(self.lengths[sequence]) // (2 * width)))

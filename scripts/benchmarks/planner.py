@@ -78,7 +78,8 @@ def config_of(cell: Row, strategy: str) -> PlannerConfig:
     return PlannerConfig(
         num_ranks=cell["ranks"],
         capacity=cell["capacity"],
-        strategy=strategy,
+        strategy=strategy.removesuffix(_OFFLOAD),
+        offload=strategy.endswith(_OFFLOAD),
         pipeline_depth=cell["pipeline"],
         slower_across=cell["slower_across"],
     )
@@ -108,7 +109,7 @@ def judge(cell: Row, strategy: str, seed: int) -> Judged:
     plan.validate(ids=request.ids, lengths=lengths, pipeline_depth=config.pipeline_depth)
     validation_s = time.process_time() - digested
     cost, depth = config.cost(), config.pipeline_depth
-    generous = strategy != "auto"  # gaps that the paper's strategies leave cost nothing
+    generous = strategy in _PAPER  # gaps that the paper's strategies leave cost nothing
     step_s = replay(plan, cost, depth, free_gaps=generous).step_s
     bound = lower_bound(lengths, config.num_ranks, config.capacity, cost, depth)
     cpu_ms, planning_ms = 1000 * (digested - begun), 1000 * (planned - begun - validation_s)
@@ -215,7 +216,34 @@ def summary(rows: list[Row]) -> list[Row]:
     return found
 
 
+def offload_gains(rows: list[Row]) -> list[Row]:
+    """Step of `auto` with offload allowed over its step without, per group of cells."""
+    plain = {_cell_key(row): row for row in rows if row["strategy"] == "auto"}
+    groups: dict[tuple[Any, ...], list[tuple[float, Row]]] = {}
+    for row in rows:
+        if row["strategy"] == "auto" + _OFFLOAD:
+            gain = row["ratio_mean"] / plain[_cell_key(row)]["ratio_mean"]
+            key = row["pipeline"], row["slower_across"], row["distribution"]
+            groups.setdefault(key, []).append((gain, row))
+    return [
+        {
+            "pipeline": key[0], "slower_across": key[1], "distribution": key[2],
+            "cells": len(members),
+            "step_mean": round(statistics.mean(gain for gain, _ in members), 4),
+            "step_best": round(min(gain for gain, _ in members), 4),
+            "best_at": min(members, key=lambda one: one[0])[1]["ranks"],
+            "cpu_ms_worst": max(row["cpu_ms_worst"] for _, row in members),
+        }
+        for key, members in sorted(groups.items())
+    ]  # fmt: skip
+
+
+def _cell_key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in _cell("", 1, 1))
+
+
 _PAPER = ("naive", "dp-balance", "pp-balance")
+_OFFLOAD = ", offload"
 
 
 def run(quick: bool) -> Row:
@@ -228,6 +256,12 @@ def run(quick: bool) -> Row:
         if cell["ranks"] <= 256 and cell["capacities_per_rank"] == 8 and cell["slower_across"] == 1
         for strategy in _PAPER
     ]
+    todo += [
+        (cell, "auto" + _OFFLOAD)
+        for cell in cells(quick)
+        if cell["ranks"] in (8, 64, 256) and cell["capacities_per_rank"] == 8
+        and cell["capacity"] == 8192
+    ]  # fmt: skip
     with Progress(console=Console(stderr=True)) as progress:
         for cell, strategy in progress.track(todo, description="planning"):
             rows.append(measure(cell, strategy))
@@ -239,6 +273,7 @@ def run(quick: bool) -> Row:
         "cost_model": "h100-estimate",
         "seeds": SEEDS,
         "summary": summary(rows),
+        "offload": offload_gains(rows),
         "megatron": rivals(quick),
         "rows": rows,
     }

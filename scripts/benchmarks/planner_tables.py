@@ -42,6 +42,13 @@ def tables(result: Row) -> Iterator[str]:
     )
     heads = ("lengths", "ranks", "Megatron's BalancedCPScheduler, step over bound", "its CPU ms")
     yield from _table(heads, map(_rival, result["megatron"]))
+    yield (
+        "\nStep of `auto` with `--offload` over its step without, 8K, 8 capacities of tokens per "
+        "rank, 8, 64 and\n256 ranks (copies at the cost model's rate, 200 GB of host memory a "
+        "rank):\n\n"
+    )
+    heads = ("stages", "links", "lengths", "mean", "best", "CPU ms, worst")
+    yield from _table(heads, map(_offload, result["offload"]))
     yield "\n"
     heads = ("ranks", "sequences", "CPU ms, plan with values, validation and digest",
              "of it planning")  # fmt: skip
@@ -60,11 +67,10 @@ def _order(row: Row) -> tuple[Any, ...]:
 
 
 def _ratios(row: Row) -> tuple[Any, ...]:
-    slower = row["slower_across"]
     paper = row["best_of_paper_mean"]
     return (
         row["pipeline"], f"{row['capacity'] // 1024}K", row["capacities_per_rank"],
-        "" if slower == 1 else f"{slower:.0f}x slower", row["distributions"], row["cells"],
+        _links(row), row["distributions"], row["cells"],
         f"{row['auto_worst']:.3f} ({row['auto_worst_at']})", f"{row['auto_mean']:.3f}",
         "" if paper is None else f"{paper:.3f}",
     )  # fmt: skip
@@ -73,6 +79,18 @@ def _ratios(row: Row) -> tuple[Any, ...]:
 def _rival(row: Row) -> tuple[Any, ...]:
     shown = row.get("error") or f"{row['ratio_worst']:.3f}"
     return row["distribution"], row["ranks"], shown, row.get("cpu_ms_median", "")
+
+
+def _offload(row: Row) -> tuple[Any, ...]:
+    return (
+        row["pipeline"], _links(row), row["distribution"], f"{row['step_mean']:.3f}",
+        f"{row['step_best']:.3f} ({row['best_at']} ranks)", f"{row['cpu_ms_worst']:.0f}",
+    )  # fmt: skip
+
+
+def _links(row: Row) -> str:
+    slower = row["slower_across"]
+    return "" if slower == 1 else f"{slower:.0f}x slower"
 
 
 def _shows_cost(row: Row) -> bool:
