@@ -13,9 +13,13 @@ myst_heading_anchors = 3
 nitpicky = True  # a link that leads nowhere is a warning, and -W makes it an error
 
 html_theme = "alabaster"
+html_static_path = ["static"]
+html_css_files = ["style.css"]
 html_theme_options = {
     "description": "Hybrid Data Parallelism on released Megatron-Core",
-    "page_width": "1080px",
+    "page_width": "1240px",
+    "body_max_width": "none",
+    "code_font_size": "0.8em",
     "sidebar_width": "240px",
     "fixed_sidebar": True,
     "show_powered_by": False,
