@@ -1,4 +1,5 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
 # Sourced by quickstart.sh, test.sh and .ci/run: makes .venv at the project's root, or finds it made.
 #
 #   ensure_environment REQUIREMENTS_FILE   sets PYTHON to the environment's interpreter

@@ -16,6 +16,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # srun takes it from the job no more since SLURM 22.05
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
+# Written from pyxis's documentation: no machine with pyxis or enroot has run it.
 CONTAINER_OPTIONS=()
 if [ -n "${CONTAINER:-}" ]; then
     CONTAINER_OPTIONS=(--container-image="$CONTAINER" --container-workdir="$PWD"

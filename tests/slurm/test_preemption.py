@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
 """The .sbatch files on a real SLURM: train, be preempted, requeue, finish; as if nothing had been.
 
-Runs by itself, as root: ./scripts/test.sh -m slurm tests/slurm.
+Runs by itself, as root: ./scripts/test.sh -m slurm tests/slurm. Logs are kept in out/slurm.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.e2e.harness import BASE, ROOT, SCRIPT
 from tests.slurm.cluster import Cluster, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+KEPT = ROOT / "out" / "slurm"
 RANKS, STEPS, PREEMPTED_AFTER = 4, 120, 8
 OPTIONS = ("--requeue", "--nodes=2", "--gpus-per-node=2", "--time=8", "--export=ALL")
 """What the machine forces; the rest is what the files ask for."""
@@ -89,6 +92,7 @@ def test_requeued_run_is_uninterrupted(
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,  # short, for the socket in it
         Cluster(Path(folder), proctrack) as cluster,
+        ExitStack() as kept,
     ):
         job = _submit(cluster, style, _command(corpus, tmp_path), log)
 
@@ -99,6 +103,7 @@ def test_requeued_run_is_uninterrupted(
         def step_is_done() -> bool:
             return _losses(trace)[1][PREEMPTED_AFTER] == RANKS
 
+        kept.callback(lambda: _keep(style, log, cluster))
         wait_until(step_is_done, 120, f"step {PREEMPTED_AFTER} was not reached", told)
         preempt(cluster, job)
 
@@ -120,4 +125,29 @@ def test_requeued_run_is_uninterrupted(
     assert records == {step: RANKS for step in range(STEPS)}, "a step was lost or run twice"
     assert losses == uninterrupted, "bitwise"
     saved = int((tmp_path / "save" / "latest_checkpointed_iteration.txt").read_text())
-    print(f"{style}: requeued once, {saved} steps, losses equal bitwise")
+    with (KEPT / f"{style}.log").open("a") as file:
+        print(*_table(losses, uninterrupted, saved), sep="\n", file=file)
+    print("", *_table(losses, uninterrupted, saved), sep="\n")
+
+
+def _keep(style: str, log: Path, cluster: Cluster) -> None:
+    """What the job and SLURM's daemons said, whatever comes of it."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    said = log.read_text() if log.exists() else "(no log of the job)\n"
+    (KEPT / f"{style}.log").write_text(f"{said}\n{cluster.logs()}\n")
+
+
+def _table(requeued: dict, uninterrupted: dict, saved: int) -> list[str]:
+    """Both runs' losses per token of some steps, and how far they are apart at most."""
+
+    def loss(run: dict, step: int) -> float:
+        sums = np.array([run[rank, step] for rank in range(RANKS)])
+        return float(sums[:, 0].sum() / sums[:, 1].sum())
+
+    worst = max(abs(loss(requeued, step) - loss(uninterrupted, step)) for step in range(STEPS))
+    shown = sorted({0, PREEMPTED_AFTER, STEPS // 2, STEPS - 1})
+    return [
+        "step   uninterrupted   requeued",
+        *(f"{s:4d}   {loss(uninterrupted, s):.9f}   {loss(requeued, s):.9f}" for s in shown),
+        f"largest difference of {STEPS} steps: {worst}; last checkpoint at {saved}",
+    ]
