@@ -8,6 +8,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("megatron_on_cpu")  # ours imports it, and CPU mode comes first
 ROOT = Path(__file__).parents[1]
 
 
