@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from megatron_hdp.observability.timeline import Timeline, label_of, rows_of, titles
+from megatron_hdp.observability.timeline import (
+    Timeline,
+    gap_of,
+    has_backwards,
+    label_of,
+    rows_of,
+    titles,
+)
 
 
 def write_page(
@@ -23,6 +30,7 @@ def write_page(
     """
     data = {
         "heading": heading, "note": note, "axis": axis,
+        "gap": gap_of(timelines), "backwards": has_backwards(timelines),
         "panels": [_panel(timeline, title) for timeline, title in
                    zip(timelines, titles(timelines), strict=True)],
     }  # fmt: skip

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from megatron_hdp.observability.page import write_page
-from megatron_hdp.observability.timeline import Timeline, label_of, rows_of, titles
+from megatron_hdp.observability.timeline import (
+    Timeline,
+    gap_of,
+    has_backwards,
+    label_of,
+    rows_of,
+    titles,
+)
 
 _MOST_DRAWN = 64
 _MOST_LABELS = 16
@@ -46,17 +53,13 @@ def draw(
 def _figure(timelines: Sequence[Timeline], heading: str, note: str, axis: str) -> Any:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     sizes = sorted({span.ring for timeline in timelines for span in timeline.spans})
     color = {size: colormaps["viridis_r"]((i + 1) / (len(sizes) + 1)) for i, size in
              enumerate(sizes)}  # fmt: skip
     drawn = [_drawn_rows(timeline) for timeline in timelines]
     heights = [_height(len(rows)) for rows in drawn]
-    handles = [Patch(color=color[s], label="local" if s == 1 else f"ring of {s}") for s in sizes]
-    handles += [Patch(color="grey", label="forward"),
-                Patch(color="grey", alpha=0.55, label="backward"),
-                Patch(facecolor="white", edgecolor="grey", label="waiting")]  # fmt: skip
+    handles = _key(timelines, color)
     columns = min(8, len(handles))
     figure = Figure(
         (10, 0.9 + 0.25 * -(-len(handles) // columns) + sum(heights)), layout="constrained"
@@ -77,6 +80,22 @@ def _figure(timelines: Sequence[Timeline], heading: str, note: str, axis: str) -
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
+
+
+def _key(timelines: Sequence[Timeline], color: dict[int, Any]) -> list[Any]:
+    """The legend: ring sizes, then what shades, gaps and the line mean."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    looks: list[tuple[str, dict[str, Any]]] = [
+             ("forward", {"color": "grey"}), ("backward", {"color": "grey", "alpha": 0.55}),
+             (gap_of(timelines), {"facecolor": "white", "edgecolor": "grey"})]  # fmt: skip
+    return [
+        *(Patch(color=color[s], label="local" if s == 1 else f"ring of {s}") for s in color),
+        *(Patch(label=label, **look) for label, look in looks
+          if label != "backward" or has_backwards(timelines)),
+        Line2D([], [], color="tab:red", linestyle="--", linewidth=1, label="the step's end"),
+    ]  # fmt: skip
 
 
 def _height(rows: int) -> float:

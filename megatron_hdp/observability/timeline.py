@@ -58,11 +58,16 @@ def load_records(folder: str, kind: str = "train") -> dict[int, list[Record]]:
 
 def of_records(title: str, records: Sequence[Record]) -> Timeline:
     """A real step. Without pipeline stages a backward follows its forward at once; with them only
-    forwards are recorded.
+    forwards are recorded. Tensor-parallel siblings work in lockstep: the first one's row is shown.
     """
     spans = []
+    shown: set[tuple[int, int]] = set()
     pipeline = any(record["pipeline_stage"] for record in records)
     for record in records:
+        place = record["rank"], record["pipeline_stage"]
+        if place in shown:
+            continue
+        shown.add(place)
         origin = record["begin_s"]
         starts = [begin for begin, _ in record["forwards"]] + [record["end_s"]]
         # Traces of before interleaved stages have no order: one forward a slot.
@@ -72,7 +77,7 @@ def of_records(title: str, records: Sequence[Record]) -> Timeline:
             slot = record["slots"][number]
             size = max(1, len(slot["ring"]))
             tokens = slot["ring_tokens"] + slot["local_tokens"]
-            where = record["rank"], record["pipeline_stage"], number
+            where = *place, number
             spans.append(Span(*where, "forward", begin - origin, end - origin, size, tokens))
             if not pipeline:
                 span = Span(*where, "backward", end - origin, starts[i + 1] - origin, size, tokens)
@@ -124,6 +129,16 @@ def label_of(place: tuple[int, int], rows: dict[tuple[int, int], int]) -> str:
     """What a row is called; the stage only where there are several."""
     staged = any(stage for _, stage in rows)
     return f"rank {place[0]} stage {place[1]}" if staged else f"rank {place[0]}"
+
+
+def has_backwards(timelines: Iterable[Timeline]) -> bool:
+    """Whether all show backwards; a real step with pipeline stages has recorded none."""
+    return all(any(span.phase == "backward" for span in line.spans) for line in timelines)
+
+
+def gap_of(timelines: Iterable[Timeline]) -> str:
+    """What a row's gaps are."""
+    return "waiting" if has_backwards(timelines) else "backward (not recorded) or waiting"
 
 
 def duration(seconds: float) -> str:

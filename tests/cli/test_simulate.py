@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from megatron_hdp.__main__ import main
+from tests.observability.trace_events import check_trace
 
 
 def test_the_papers_case(capsys, tmp_path):
@@ -26,8 +27,9 @@ def test_the_papers_case(capsys, tmp_path):
     assert found["strategies"]["dp-balance"]["busy_max_over_mean"] < 1.05
     for values in found["strategies"].values():
         assert sum(values["shares"].values()) == pytest.approx(1.0)
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
+    drawn = check_trace(trace)
+    assert list(drawn) == [f"{name} (simulated)" for name in found["strategies"]]
+    assert {len(rows) for rows in drawn.values()} == {64}
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -16,6 +16,7 @@ from megatron_hdp.observability.picture import draw
 from megatron_hdp.observability.timeline import load_records, of_plan, of_records
 from megatron_hdp.runtime.records import StepRecord
 from megatron_hdp.simulation import Job, simulate
+from tests.observability.trace_events import check_trace
 from tests.simulation.helpers import COST, cluster, plan_of
 
 TOOL = Path(__file__).parents[2] / "tools" / "trace.py"
@@ -50,11 +51,13 @@ def test_a_real_and_a_simulated_trace_have_one_form(folder, monkeypatch, tmp_pat
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(TOOL), run_name="__main__")
     write_chrome([_simulated()], str(tmp_path / "simulated.json"))
-    traces = [json.loads(p.read_text())["traceEvents"] for p in (real, tmp_path / "simulated.json")]
-    forms = [[(e["ph"], e["pid"], e["tid"], e["name"], e.get("cat")) for e in t if e["ph"] == "X"]
-             for t in traces]  # fmt: skip
-    assert sorted(forms[0]) == sorted(forms[1])
-    spans = {e["name"]: (e["ts"], e["dur"]) for e in traces[0] if e["ph"] == "X" and not e["tid"]}
+    traces = [check_trace(p) for p in (real, tmp_path / "simulated.json")]
+    forms = [[(row, e["name"], e["cat"]) for lines in t.values() for row, line in lines.items()
+              for e in line] for t in traces]  # fmt: skip
+    assert forms[0] == forms[1]
+    spans = {
+        e["name"]: (e["ts"], e["dur"]) for lines in traces[0].values() for e in lines["rank 0"]
+    }
     assert spans == {
         "forward 0": (0, 1e6), "backward 0": (1e6, 1e6),
         "forward 1": (2e6, 1e6), "backward 1": (3e6, 1e6),
@@ -66,18 +69,14 @@ def test_a_whole_run_is_merged_into_one_trace(folder, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["trace.py", "--run", f"A={folder}", "--output", str(path)])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(TOOL), run_name="__main__")
-    events = json.loads(path.read_text())["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {0: "rank 0", 1: "rank 1", 2: "steps"}
-    spans = [e for e in events if e["ph"] == "X"]
-    for rank in (0, 1):
-        begins = [(e["args"]["step"], e["ts"]) for e in spans
-                  if e["tid"] == rank and e["name"] == "forward 0"]  # fmt: skip
+    lines = check_trace(path)["A"]
+    assert list(lines) == ["steps", "rank 0", "rank 1"]
+    for row in ("rank 0", "rank 1"):
+        begins = [(e["args"]["step"], e["ts"]) for e in lines[row] if e["name"] == "forward 0"]
         assert begins == [(3, 0), (4, 5e6)]
-    steps = [e for e in spans if e["tid"] == 2]
-    assert [(e["name"], e["ts"], e["dur"]) for e in steps] == [
+    assert [(e["name"], e["ts"], e["dur"]) for e in lines["steps"]] == [
         ("step 3", 0, 4e6), ("step 4", 5e6, 4e6)]  # fmt: skip
-    assert steps[0]["args"]["loss"] == 3.0
+    assert lines["steps"][0]["args"]["loss"] == 3.0
 
 
 @pytest.mark.parametrize(
