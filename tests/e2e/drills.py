@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import sys
@@ -52,6 +53,7 @@ def _run(function: Callable[[], Any], folder: Path, rank: int) -> int:
     os.dup2(log.fileno(), 1)  # for what C++ writes at an abort
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log  # pytest's own write past the descriptors
+    logging.getLogger().handlers.clear()  # pytest's keep to themselves what is logged
     try:
         result = function()
     except SystemExit as end:

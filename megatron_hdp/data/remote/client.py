@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,11 +15,13 @@ from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.loading.loader import Loaded, Loader, Share
 from megatron_hdp.data.loading.prefetch import Prefetch
 from megatron_hdp.data.piece import Piece, cut
-from megatron_hdp.data.remote.asking import Answer, ask
+from megatron_hdp.data.remote.asking import Actors, Answer
 from megatron_hdp.data.remote.cluster import Cluster
 from megatron_hdp.data.requests import Steps
 from megatron_hdp.data.sources import PackSource
 from megatron_hdp.planning.values import Plan
+
+logger = logging.getLogger(__name__)
 
 
 class _Fetched(NamedTuple):
@@ -51,10 +54,13 @@ class RayLoader(Loader):
         timeout_s: float,
     ) -> None:
         super().__init__(source, steps)
-        self._cluster = cluster
         self._shares_of, self._number, self._timeout_s = shares_of, number, timeout_s
         name = f"hdp loader {steps.name}"
         self._prefetch = Prefetch(name, self._fetch, steps.has, depth)
+        asker = f"rank {number}"
+        self._servers = Actors(cluster.servers, "server", asker, timeout_s)
+        self._scheduler = Actors([cluster.scheduler], "scheduler", asker, timeout_s)
+        self._told: set[str] = set()
         cluster.at_close(self.close)
 
     def plan(self, step: int) -> Plan:
@@ -104,16 +110,14 @@ class RayLoader(Loader):
 
         deadline, retries = time.monotonic() + self._timeout_s, 0
         while True:
-            reference, more = ask(
-                [self._cluster.scheduler],
+            planned, more = self._scheduler.ask(
                 lambda scheduler: scheduler.plan.remote(self._steps.name, step),
-                what=f"plan step {step} of {self._steps.name}",
-                who="scheduler",
-                timeout_s=self._timeout_s,
+                f"plan step {step} of {self._steps.name}",
             )
+            self._tell(planned.notices)
             try:
                 left = max(1.0, deadline - time.monotonic())
-                return ray.get(reference[0], timeout=left), retries + more
+                return ray.get(planned.plan[0], timeout=left), retries + more
             except ray.exceptions.GetTimeoutError:
                 raise TimeoutError(
                     f"HDP waited {self._timeout_s:.0f} s for the plan of step {step} of "
@@ -128,11 +132,16 @@ class RayLoader(Loader):
         if not pieces:  # all this rank's micro-batches are padding
             none = np.zeros(0, np.int32)
             return Answer(Piece(none, none, none.astype(np.float32)), 0)
-        return ask(
-            self._cluster.servers,
+        return self._servers.ask(
             lambda server: server.read.remote(self._steps.name, pieces),
-            what=f"read step {step} of {self._steps.name}",
-            who="server",
-            timeout_s=self._timeout_s,
-            first=self._number % len(self._cluster.servers),
+            f"read step {step} of {self._steps.name}",
+            first=self._number % len(self._servers.handles),
         )
+
+    def _tell(self, notices: Sequence[str]) -> None:
+        """What servers and scheduler had to say, once, on one rank."""
+        if self._number == 0:
+            for notice in notices:
+                if notice not in self._told:
+                    self._told.add(notice)
+                    logger.warning("%s", notice)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_hdp.data.remote.asking import ask, cause_of
+from megatron_hdp.data.remote.asking import Actors, cause_of
 from megatron_hdp.data.remote.head import Head
 from megatron_hdp.data.remote.scheduler import Scheduler, Stream
 from megatron_hdp.data.remote.server import RoleStatus, Server
@@ -69,13 +69,9 @@ class Cluster:
     def roles(self, timeout_s: float = 30.0) -> list[RoleStatus]:
         """The scheduler's and every server's status; waits for one that is restarted."""
         return [
-            ask(
-                [actor],
-                lambda actor: actor.status.remote(),
-                what="tell its status",
-                who="role",
-                timeout_s=timeout_s,
-            ).value
+            Actors([actor], "role", "status", timeout_s)
+            .ask(lambda actor: actor.status.remote(), "tell its status")
+            .value
             for actor in (self.scheduler, *self.servers)
         ]
 

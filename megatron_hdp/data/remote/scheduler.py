@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from megatron_hdp.data.remote.asking import ask
+from megatron_hdp.data.remote.asking import Actors
+from megatron_hdp.data.remote.notices import Notices
 from megatron_hdp.data.remote.server import RoleStatus, own_memory_bytes
 from megatron_hdp.data.requests import Steps
 from megatron_hdp.planning import PlannerConfig, plan_step, predict_step
@@ -25,6 +26,15 @@ class Stream(NamedTuple):
 
     steps: Steps
     config: PlannerConfig
+
+
+class Planned(NamedTuple):
+    """What a rank gets for a step."""
+
+    plan: list[Any]
+    """[a reference to the Plan], one object for all ranks of a node."""
+    notices: list[str]
+    """What the log of the run should have, of servers and scheduler."""
 
 
 class Scheduler:
@@ -44,15 +54,16 @@ class Scheduler:
         ahead: int,
         timeout_s: float,
     ) -> None:
-        self._streams, self._servers = streams, servers
-        self._ahead, self._timeout_s = ahead, timeout_s
+        self._streams, self._ahead = streams, ahead
+        self._notices = Notices()
+        self._servers = Actors(servers, "server", "scheduler", timeout_s)
         self._plans: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._newest = dict.fromkeys(streams, 0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hdp plan")
         self._calls = self._tokens = 0
 
-    async def plan(self, stream: str, step: int) -> list[Any]:
-        """[a reference to the step's plan], one object for all ranks of a node.
+    async def plan(self, stream: str, step: int) -> Planned:
+        """The step's plan, made when it is not yet.
 
         Raises:
             PlanError, CorpusError: the step cannot be planned, or does not exist.
@@ -64,7 +75,8 @@ class Scheduler:
             if wanted == step or has(wanted):
                 self._begin(stream, wanted)
         self._forget(stream, step)
-        return await asyncio.shield(self._plans[stream, step])
+        plan = await asyncio.shield(self._plans[stream, step])
+        return Planned(plan, self._notices.all())
 
     def _begin(self, stream: str, step: int) -> None:
         known = self._plans.get((stream, step))
@@ -86,14 +98,12 @@ class Scheduler:
 
         steps, config = self._streams[stream]
         first, count = steps.first_pack(step), steps.packs_per_step
-        lengths = ask(
-            self._servers,
+        lengths, notices = self._servers.ask(
             lambda server: server.lengths.remote(stream, first, count),
-            what=f"tell the lengths of step {step} of {stream}",
-            who="server",
-            timeout_s=self._timeout_s,
-            first=step % len(self._servers),
+            f"tell the lengths of step {step} of {stream}",
+            first=step % len(self._servers.handles),
         ).value
+        self._notices.add(notices)
         plan = predict_step(config, plan_step(config, steps.request(step, lengths)))
         self._tokens += plan.num_tokens
         return [ray.put(plan)]

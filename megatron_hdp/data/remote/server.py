@@ -14,6 +14,7 @@ import psutil
 from numpy.typing import NDArray
 
 from megatron_hdp.data.piece import Piece, join
+from megatron_hdp.data.remote.notices import Notices
 from megatron_hdp.data.remote.shipping import unpack
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Server:
         self._name = f"server {number}"
         self._sent = sources, folder
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="hdp read")
+        self._notices = Notices()
         self._calls = self._tokens = 0
 
     @cached_property
@@ -67,10 +69,15 @@ class Server:
         """
         _ = self._sources
 
-    def lengths(self, stream: str, first: int, count: int) -> list[NDArray[np.int64]]:
-        """Tokens of the sequences of packs first .. first+count-1; no token is read."""
+    def lengths(
+        self, stream: str, first: int, count: int
+    ) -> tuple[list[NDArray[np.int64]], list[str]]:
+        """Tokens of the sequences of packs first .. first+count-1, for which no token is read, and
+        what this server has to say so far.
+        """
         self._calls += 1
-        return [self._sources[stream].lengths(first + i) for i in range(count)]
+        found = [self._sources[stream].lengths(first + i) for i in range(count)]
+        return found, self._notices.all()
 
     def read(self, stream: str, pieces: Sequence[tuple[int, int, int]]) -> Piece:
         """The given (sequence id, start, stop), joined in their order.
