@@ -74,6 +74,24 @@ def test_static_context_parallel_of_the_launch_line_is_no_obstacle(corpus):
     assert worst_error(gather(with_hdp, "params"), gather(without, "params")) < 1e-11
 
 
+@pytest.mark.slow
+def test_a_static_checkpoint_goes_on_under_hdp_and_back(corpus, tmp_path):
+    """Two steps each: 2 ranks without, 4 ranks with, 2 ranks without; parameters rest in fp32."""
+    argv = ["--data-path", corpus, *STEPS, "--use-distributed-optimizer", "--ckpt-format"]
+    argv += ["torch_dist", "--dist-ckpt-optim-fully-reshardable"]
+    whole = run_ranks(lambda: _run(argv, False), 2)
+    argv += ["--save", str(tmp_path), "--load", str(tmp_path), "--save-interval", "2"]
+    losses = []
+    for last, ranks, enabled in (("2", 2, False), ("4", 4, True), ("6", 2, False)):
+        part = [*argv, "--exit-interval", last]
+        options = {"strategy": "naive", "capacity": 128} if enabled else {}
+        ends = run_ranks(lambda a=part, e=enabled, o=options: _run(a, e, **o), ranks)
+        assert any(map(len, ends[0].rings)) == enabled
+        losses += ends[0].losses
+    assert losses == pytest.approx(whole[0].losses, rel=1e-8)
+    assert worst_error(gather(ends, "params"), gather(whole, "params")) < 1e-6
+
+
 def test_disable_restores_the_very_same_objects(megatron_on_cpu):
     def check() -> int:
         from megatron.core import utils
