@@ -57,7 +57,8 @@ class Transfer:
         received: torch.Tensor,
         sent: torch.Tensor,
     ) -> None:
-        self._works = works
+        self.works = works
+        """The send, then the receive, of those that there are."""
         self._label = label
         # One clause per work; a backend that joins both in one work waits for both.
         self._awaited = awaited if len(awaited) == len(works) else [" and ".join(awaited)]
@@ -70,7 +71,7 @@ class Transfer:
         Raises:
             RuntimeError: a peer did not come within the timeout, or the connection broke.
         """
-        for work, peer in zip(self._works, self._awaited, strict=True):
+        for work, peer in zip(self.works, self._awaited, strict=True):
             with waiting(f"{peer}, in {self._label}"):
                 work.wait()
         return self._received

@@ -12,6 +12,8 @@ rounds (`megatron_hdp.testing.timing`).
     python scripts/benchmarks/attention.py                      # writes results/attention-cpu.json
     python scripts/benchmarks/attention.py --lengths 4096 8192  # these rows of it only
     python scripts/benchmarks/attention.py --lengths 32768 --packed
+    python scripts/benchmarks/attention.py --single --rings 2 4 --lengths 65536
+    python scripts/benchmarks/attention.py --rope               # only what RoPE takes beside it
     python scripts/benchmarks/attention.py --quick              # small sizes, prints only
 """
 
@@ -21,15 +23,18 @@ import argparse
 import datetime
 import json
 import platform
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
-from megatron_hdp.testing.timing import Row, measure_rings, packed_lengths
+from megatron_hdp.testing.timing import Row, measure_rings, one_call, packed_lengths, seconds
+from megatron_hdp.testing.virtual_ranks import lone_member
 
 RESULT = Path(__file__).parent / "results" / "attention-cpu.json"
 PUBLISHED = {
@@ -59,9 +64,13 @@ CELLS = (
     # With one head the sequences' small calls are dominated by what a call costs by itself.
     Cell(32768, ALL, (4, 1, 64), 3, (True,)),
     Cell(65536, ALL[1:], (1, 1, 32), 2, (False,)),
-    Cell(65536, ALL[3:], (2, 1, 32), 2, (True,)),
+    Cell(65536, ALL[1:], (2, 1, 32), 2, (True,)),
     Cell(131072, ALL[2:], (1, 1, 32), 1),
 )
+ROPE_TOKENS = (1024, 2048, 4096)
+ROPE_HEADS = (8, 1, 64)
+ROPE_ROUNDS = 7
+CPU = torch.device("cpu")
 QUICK = (Cell(2048, (1, 2, 4), (2, 1, 64), 3),)
 
 
@@ -73,7 +82,7 @@ def measure(cells: tuple[Cell, ...]) -> list[Row]:
             lengths = packed_lengths(cell.s) if packed else (cell.s,)
             rows += measure_rings(
                 lengths, cell.rings, CpuFlash(), heads=cell.heads, dtype=torch.float32,
-                device=torch.device("cpu"), repeats=cell.repeats,
+                device=CPU, repeats=cell.repeats,
             )  # fmt: skip
     return rows
 
@@ -90,23 +99,73 @@ def show(rows: list[Row]) -> None:
     Console().print(table)
 
 
-def write(rows: list[Row]) -> None:
-    """Writes the rows, each with its date; rows of other lengths stay."""
+def measure_rope() -> list[dict[str, Any]]:
+    """What applying RoPE, not fused, takes beside one causal kernel call on the same tokens."""
+    rows = []
+    for tokens in ROPE_TOKENS:
+        times = rope_and_attention(tokens)
+        low, share, high = statistics.quantiles([a / b for a, b in times], method="inclusive")
+        rows.append({
+            "tokens": tokens, "heads": ROPE_HEADS[0], "groups": ROPE_HEADS[1],
+            "head_dim": ROPE_HEADS[2], "share_of_attention": round(share, 4),
+            "share_spread": [round(low, 4), round(high, 4)],
+            "rope_s": round(statistics.median(a for a, _ in times), 6),
+            "attention_s": round(statistics.median(b for _, b in times), 6),
+            "rounds": ROPE_ROUNDS,
+        })  # fmt: skip
+    return rows
+
+
+def rope_and_attention(tokens: int) -> list[tuple[float, float]]:
+    """Seconds of both in every round, forward and backward.
+
+    The angles are made before, as they are made once per micro-batch.
+    """
+    from megatron_hdp import cpu
+
+    cpu.install()
+    from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_thd
+
+    from megatron_hdp.runtime.model import OneRankGroup
+
+    rank = lone_member((tokens,), 1, 0, heads=ROPE_HEADS, dtype=torch.float32, device=CPU)
+    inputs = [x.clone().requires_grad_() for x in rank.inputs[:2]]
+    grads = [torch.randn_like(x) for x in inputs]
+    lengths = torch.tensor([0, tokens], dtype=torch.int32)
+    angles = torch.rand(tokens, 1, 1, ROPE_HEADS[2])
+
+    def rope() -> None:
+        rotated = [
+            _apply_rotary_pos_emb_thd(x, lengths, angles, cp_group=OneRankGroup()) for x in inputs
+        ]
+        torch.autograd.grad(rotated, inputs, grads)
+
+    def attention() -> None:
+        one_call(rank, CpuFlash())
+
+    rope()
+    attention()
+    return [(seconds(rope, CPU), seconds(attention, CPU)) for _ in range(ROPE_ROUNDS)]
+
+
+def write(rows: list[Row], rope: list[dict[str, Any]]) -> None:
+    """Writes what was measured, each row with its date; other rows stay."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    measured = {(row["s"], row["packed"]) for row in rows}
-    kept = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
-    rows = [row for row in kept if (row["s"], row["packed"]) not in measured] + [
-        row | {"date": date} for row in rows
-    ]
-    rows.sort(key=lambda row: (row["s"], row["packed"], row["ring"]))
+    old = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
+    names = ("s", "packed", "ring")
+    all_rows = {tuple(row[name] for name in names): row for row in old["rows"]} | {
+        tuple(row[name] for name in names): row | {"date": date} for row in rows
+    }
     about = {
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "published_by_others": PUBLISHED,
+        "rope": [row | {"date": date} for row in rope] or old.get("rope", []),
+        "rows": [all_rows[key] for key in sorted(all_rows)],
     }
-    RESULT.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    RESULT.write_text(json.dumps(about, indent=1) + "\n")
 
 
 def main() -> None:
@@ -115,16 +174,32 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes; prints, writes nothing")
     choices = sorted({cell.s for cell in CELLS})
     parser.add_argument("--lengths", type=int, nargs="+", choices=choices, default=choices)
-    parser.add_argument("--packed", action="store_true", help="packs only")
+    parser.add_argument("--rings", type=int, nargs="+", choices=ALL, default=ALL)
+    parser.add_argument("--rope", action="store_true", help="RoPE beside attention, nothing else")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--packed", action="store_true", help="packs only")
+    which.add_argument("--single", action="store_true", help="single sequences only")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cells = QUICK if args.quick else tuple(c for c in CELLS if c.s in args.lengths)
-    if args.packed:
-        cells = tuple(cell._replace(packed=(True,)) for cell in cells if True in cell.packed)
-    rows = measure(cells)
+    if args.rope:
+        rope = measure_rope()
+        for row in rope:
+            Console().print(row)
+        write([], rope)
+        return
+    rows = measure(QUICK if args.quick else tuple(selected(args)))
     show(rows)
     if not args.quick:
-        write(rows)
+        write(rows, [])
+
+
+def selected(args: argparse.Namespace) -> Iterator[Cell]:
+    """The cells that the command line asks for."""
+    for cell in CELLS:
+        packed = tuple(p for p in cell.packed if not (args.single if p else args.packed))
+        rings = tuple(ring for ring in cell.rings if ring in args.rings)
+        if cell.s in args.lengths and packed and rings:
+            yield cell._replace(packed=packed, rings=rings)
 
 
 if __name__ == "__main__":

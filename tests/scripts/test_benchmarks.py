@@ -25,7 +25,9 @@ def script(monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("planner_tables", "simulator_check", "rivals", "common", "pictures"):
+    for name in (
+        "planner_tables", "simulator_check", "rivals", "common", "pictures", "ring_timeline"
+    ):  # fmt: skip
         sys.modules.pop(name, None)
 
 
@@ -76,3 +78,42 @@ def test_tables_of_the_planner_are_those_of_its_result(script):
     assert page == tables.page(page), "run python scripts/benchmarks/planner_tables.py"
     row = next(line for line in page.splitlines() if line.startswith("| 1 | 8K | 8 |"))
     assert tables.page(page.replace(row, row.replace("1.0", "0.9"))) == page
+
+
+def test_a_transfer_is_counted_where_its_receiver_was(script):
+    from megatron_hdp.testing.ring_timeline import (
+        Exchange,
+        Hop,
+        Reception,
+        Span,
+        Timeline,
+        receptions,
+        shares,
+    )
+
+    hop = Hop("forward", "kv", 1)
+
+    def timeline(peer, posting, arrived, waits, blocks):
+        exchange = Exchange(hop, peer, peer, Span(*posting), arrived, [Span(*at) for at in waits])
+        return Timeline({"forward": [Span(*at) for at in blocks]}, {hop: exchange})
+
+    # Rank 1 comes four seconds late; what rank 0 sends is there at once, the other way takes five.
+    first = timeline(1, (0, 1), 10, [(3, 5), (7, 10)], [(1, 3)])
+    late = timeline(0, (4, 6), 6, [], [(6, 9)])
+    found = receptions([first, late])
+    assert found[0] == Reception(0, hop, Span(4, 10), 0.0, 0.0, 4.0, 5.0, 1.0)
+    assert found[1] == Reception(1, hop, Span(4, 6), 0.0, 2.0, 0.0, 0.0, 0.0)
+    assert shares(found) == {"in_blocks": 0.0, "in_posting": 0.25, "in_waits": 0.5}
+
+
+def test_ring_timeline_tells_a_ring_that_overlaps_from_one_that_waits(script, tmp_path):
+    timeline = script("ring_timeline")
+    (case,) = timeline.QUICK
+    rounds = timeline.run(case)
+    overlapped, blocking = timeline.rows(case, rounds)
+    assert overlapped["transfer_shares"]["in_blocks"]["high"] > 0
+    assert blocking["transfer_shares"]["in_blocks"]["high"] == 0
+    hops = [(row["phase"], row["channel"], row["hop"]) for row in overlapped["hops"]]
+    assert hops == [("forward", "kv", 1), ("backward", "kv", 1), ("backward", "dkv", 1)]
+    timeline.draw(timeline.typical(rounds), case, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
