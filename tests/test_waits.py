@@ -35,6 +35,9 @@ ENDS = {
         "self._changed.wait",
     ): "an idle thread, until it is asked or closed",
     ("testing/virtual_ranks.py", "self._device.acquire"): "virtual ranks that wait give it back",
+    ("testing/ring_timeline.py", "self._completed.result"): "under a Transfer's `waiting`",
+    ("testing/ring_timeline.py", "transfer.wait"): "a Transfer",
+    ("testing/ring_timeline.py", "work.wait"): "its group's timeout, told by the Transfer",
     ("cpu/launch.py", "ranks.wait"): "until training ends, as torchrun waits; ranks have timeouts",
     ("cpu/ranks.py", "os.waitpid"): "its pidfd said that it has ended",
 }

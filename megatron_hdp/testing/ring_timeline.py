@@ -184,12 +184,14 @@ def receptions(timelines: Sequence[Timeline]) -> list[Reception]:
             transfer = Span(max(exchange.posting.begin, sent), exchange.arrived)
             found.append(
                 Reception(
-                    rank,
-                    hop,
-                    transfer,
-                    *(overlap(transfer, spans) for spans in (blocks, postings, waits)),
-                    sum(wait.end - wait.begin for wait in exchange.waits),
-                    overlap(Span(float("-inf"), max(sent, taken)), exchange.waits),
+                    rank=rank,
+                    hop=hop,
+                    transfer=transfer,
+                    in_blocks=overlap(transfer, blocks),
+                    in_posting=overlap(transfer, postings),
+                    in_waits=overlap(transfer, waits),
+                    waited=sum(wait.end - wait.begin for wait in exchange.waits),
+                    late=overlap(Span(float("-inf"), max(sent, taken)), exchange.waits),
                 )
             )
     return found

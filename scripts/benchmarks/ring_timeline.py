@@ -37,6 +37,7 @@ from megatron_hdp.planning.values import Sequence as SequenceOf
 from megatron_hdp.runtime.attention.ring import ring_backward, ring_forward
 from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.sharding import MicroBatchLayout
+from megatron_hdp.runtime.waiting import waiting
 from megatron_hdp.testing.ring_timeline import (
     Reception,
     Span,
@@ -102,11 +103,16 @@ def _rank(case: Case) -> list[dict[str, Timeline]]:
         found = {}
         for way in ("overlapped", "blocking"):
             communicators.blocking = way == "blocking"
-            dist.barrier()
+            _meet()
             found[way] = _pass(inputs, state, communicators)
         rounds.append(found)
-    dist.barrier()
+    _meet()
     return rounds
+
+
+def _meet() -> None:
+    with waiting("the other ranks between two rounds"):
+        dist.barrier()
 
 
 def _pass(
