@@ -185,7 +185,8 @@ def _write_pictures(args: argparse.Namespace, runs: dict[str, Run]) -> None:
             [timelines[name] for name in shown],
             args.picture,
             heading=f"{args.model} on {args.gpus} GPUs, context {args.context} tokens, first step",
-            note=f"{args.data or args.lengths}; cluster {args.cluster}, simulated",
+            note=f"{args.data or args.lengths}; cluster {args.cluster}, simulated; "
+            "at the end gradients are synchronised",
             axis="time in the step, simulated",
         )
 

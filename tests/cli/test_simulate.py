@@ -43,8 +43,13 @@ def test_own_lengths_and_cluster(capsys, tmp_path):
     argv = ["simulate", "--model", "llama-7b", "--gpus", "64", "--context", "64K", "--tokens",
             "4M", "--steps", "1", "--lengths", str(lengths), "--cluster",
             str(cluster), "--json"]  # fmt: skip
-    assert main([*argv, "--strategy", "auto"]) == 0
+    picture = tmp_path / "picture.html"
+    assert main([*argv, "--strategy", "auto", "--picture", str(picture)]) == 0
     assert set(json.loads(capsys.readouterr().out)["strategies"]) == {"auto"}
+    page = picture.read_text()
+    assert '"axis":"time in the step, simulated"' in page
+    assert '"title":"auto (simulated): ' in page
+    assert "/*DATA*/" not in page
 
 
 @pytest.mark.parametrize(

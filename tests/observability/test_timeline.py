@@ -79,6 +79,21 @@ def test_a_whole_run_is_merged_into_one_trace(folder, monkeypatch, tmp_path):
     assert lines["steps"][0]["args"]["loss"] == 3.0
 
 
+@pytest.mark.parametrize("ending", ["html", "png"])
+def test_the_tool_draws_one_step(folder, monkeypatch, tmp_path, ending):
+    path = tmp_path / f"step.{ending}"
+    argv = ["trace.py", "--run", f"A={folder}", "--run", f"B={folder}", "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(TOOL), run_name="__main__")
+    if ending == "png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+    else:
+        page = path.read_text()
+        for words in ("A, step 4, 0.0 MiB over rings: 4.00 s", "1.00 times as fast", "rank 1"):
+            assert words in page
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -48,7 +48,8 @@ def _draw(byted: np.ndarray, github: np.ndarray) -> None:
             weights = lengths if weigh else None
             held, _ = np.histogram(lengths, edges, weights=weights)
             series[name] = (100 * held / held.sum()).round(2).tolist()
-        bars(axis, names, series)
+        bars(axis, names, series, upright=True)
+        axis.set_xlabel("length up to the next bin (tokens)")
         axis.set_ylabel(title)
         axis.legend(fontsize=7)
     save(figure, "paper-fig04")

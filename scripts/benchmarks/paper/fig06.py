@@ -56,7 +56,8 @@ def main() -> None:
     axis.bar(range(36), found[1] + MATMULS, color=[f"C{i // MICRO_BATCHES}" for i in range(36)])
     for name, value in PAPER.items():
         axis.axhline(value, color="grey", linestyle="--", linewidth=1)
-        axis.text(35.6, value, f"paper's {name}", ha="right", va="bottom", fontsize=7)
+        axis.text(36.4, value, f"paper's\n{name}", ha="left", va="center", fontsize=7)
+    axis.set_xlim(-1, 36)
     axis.set_xlabel("micro-batch (colour: DP replica)")
     axis.set_ylabel("FLOPs (1e12)")
     save(figure, "paper-fig06b")

@@ -40,8 +40,10 @@ def timelines(ranks: int, depth: int, strategies: list[str], name: str, title: s
         }  # fmt: skip
         drawn.append(of_plan(strategy, plan, simulation))
     FIGURES.mkdir(parents=True, exist_ok=True)
-    draw(drawn, str(FIGURES / f"{name}.png"), heading=title, axis="time in the step, simulated",
-         dots_per_inch=55)  # fmt: skip
+    draw(drawn, str(FIGURES / f"{name}.png"), heading=title,
+         note="between the last bars and the end of a step: gradients are synchronised",
+         axis="time in the step, simulated",
+         dots_per_inch=80)  # fmt: skip
     return found
 
 

@@ -65,8 +65,10 @@ def _draw(rows: list[dict[str, Any]]) -> None:
                    (("naive", "naive"), ("balanced", "balance"), ("auto", "auto"))},
             })  # fmt: skip
             axis.set_title(f"{model}, {data}", fontsize=8)
-            axis.set_ylabel("speedup", fontsize=7)
-    axes[0, 0].legend(fontsize=7)
+    figure.supxlabel("context (tokens)", fontsize=9)
+    figure.supylabel("speedup over the static mesh, simulated", fontsize=9)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
     save(figure, "paper-fig17")
 
 

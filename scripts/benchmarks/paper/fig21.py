@@ -83,15 +83,16 @@ def main() -> None:
             "ours": [ours[name]["time"] for name in names],
             "ours, half the host link": [half[name]["time"] for name in names],
         },
+        upright=True,
     )
     bars(axes[0, 1], names, {"paper": [gb for _, gb in PAPER.values()],
                              "ours": [ours[name]["memory_gb"] for name in names]})  # fmt: skip
-    axes[0, 0].set_ylim(0, 1.8)
+    axes[0, 0].set_ylim(0, 2.0)
     axes[0, 0].set_ylabel("step time / without offload")
-    axes[0, 1].set_ylabel("GB a GPU")
+    axes[0, 1].set_ylabel("memory of a GPU (GB)")
     for axis in axes[0]:
         axis.set_xlabel("offload ratio (64K, simulated)")
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, loc="upper left" if axis is axes[0, 0] else "upper right")
     save(figure, "paper-fig21")
     write("fig21", {
         "paper": {name: {"time": round(s / base, 3), "memory_gb": gb}

@@ -27,12 +27,22 @@ def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, A
 def save(figure: Any, name: str) -> None:
     """Writes docs/figures/`name`.png."""
     FIGURES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FIGURES / f"{name}.png", dpi=75)
+    figure.savefig(FIGURES / f"{name}.png", dpi=100)
     pyplot.close(figure)
 
 
-def bars(axis: Any, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
-    """Grouped bars with their values on top; None leaves a gap."""
+def bars(
+    axis: Any,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    upright: bool = False,
+) -> None:
+    """Grouped bars with their values on top; None leaves a gap.
+
+    Args:
+        upright: values stand on end, for bars narrower than a value.
+    """
     width = 0.8 / len(series)
     for index, (name, values) in enumerate(series.items()):
         at = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
@@ -41,6 +51,7 @@ def bars(axis: Any, groups: Sequence[str], series: Mapping[str, Sequence[float |
             [x for x, _ in there], [value for _, value in there], width, label=name,
             color=COLOURS.get(name, COLOURS.get(name.split(",")[0])),
         )  # fmt: skip
-        axis.bar_label(drawn, fmt="%.3g", fontsize=6)
+        axis.bar_label(drawn, fmt="%.3g", fontsize=6, rotation=90 if upright else 0, padding=2)
+    axis.margins(y=0.15 if upright else 0.08)
     axis.set_xticks(range(len(groups)), groups, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
