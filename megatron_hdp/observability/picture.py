@@ -60,9 +60,9 @@ def _figure(timelines: Sequence[Timeline], heading: str, note: str, axis: str) -
     drawn = [_drawn_rows(timeline) for timeline in timelines]
     heights = [_height(len(rows)) for rows in drawn]
     handles = _key(timelines, color)
-    rows = -(-len(handles) // 7)  # more columns than seven are wider than the figure
-    columns = -(-len(handles) // rows)
-    figure = Figure((10, 0.9 + 0.25 * rows + sum(heights)), layout="constrained")
+    lines = -(-len(handles) // 7)  # more columns than seven are wider than the figure
+    columns = -(-len(handles) // lines)
+    figure = Figure((10, 0.9 + 0.25 * lines + sum(heights)), layout="constrained")
     axes = figure.subplots(
         len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights
     )  # fmt: skip
