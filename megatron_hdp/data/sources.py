@@ -22,6 +22,7 @@ from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.pack_dataset import DocumentPackDataset
 from megatron_hdp.data.piece import Piece
 from megatron_hdp.data.requests import SEQUENCES_PER_PACK
+from megatron_hdp.data.token_file import TokenFile
 
 
 class PackSource(ABC):
@@ -71,38 +72,32 @@ class _Corpus:
     """The tokens of an IndexedDataset, and what of its dataset's config they are read with."""
 
     def __init__(self, dataset: GPTDataset) -> None:
-        self._file = dataset.dataset
-        self.lengths = dataset.dataset.sequence_lengths
+        self._dataset = dataset.dataset
+        self._file = TokenFile(dataset.dataset)
+        self._lengths = dataset.dataset.sequence_lengths
         self.fingerprint = fingerprint(dataset.dataset)
         self._masked = dataset.config.tokenizer.eod if dataset.config.eod_mask_loss else None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "lengths": None}  # the file has them
+        return {**self.__dict__, "_lengths": None}  # the file has them
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self.lengths = self._file.sequence_lengths
+        self._lengths = self._dataset.sequence_lengths
 
-    def get(self, document: int, offset: int, length: int) -> NDArray[np.integer]:
-        """Tokens offset .. offset+length-1 of a document.
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[n] tokens of the documents.
 
         Raises:
-            CorpusError: the file does not give them.
+            CorpusError: the index was cut short under the run.
         """
-        try:
-            tokens = self._file.get(document, offset=offset, length=length)
-        except (OSError, ValueError) as error:
-            raise self._unreadable(document, str(error)) from error
-        if len(tokens) != length:
-            raise self._unreadable(document, f"{len(tokens)} tokens came instead of {length}")
-        return tokens
+        self._file.check_index()
+        return self._lengths
 
-    def _unreadable(self, document: int, reason: str) -> CorpusError:
-        prefix = getattr(self._file, "path_prefix", "the corpus")
-        return CorpusError(
-            f"--data-path {prefix}: document {document} cannot be read from {prefix}.bin "
-            f"({reason}): it was truncated, or its storage fails; copy or build it again."
-        )
+    def get(self, document: int, offset: int, length: int) -> NDArray[np.integer]:
+        """As `TokenFile.get`."""
+        return self._file.get(document, offset, length)
 
     def masked(
         self,

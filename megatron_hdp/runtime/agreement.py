@@ -2,8 +2,9 @@
 """All ranks must hold the same plan: its digest is compared before a step's first forward.
 
 Without it a wrong plan aborts inside gloo with no message, hangs NCCL, or is silently wrong. The
-comparison is one all_reduce of eight integers over every rank (TP and PP siblings included), on a
-gloo group of its own, from the thread that prepares the next step.
+comparison is one all_reduce of ten integers over every rank (TP and PP siblings included), on a
+gloo group of its own, from the thread that prepares the next step. A rank that could not prepare
+the step says so there: otherwise the others would learn only that it is gone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class PlanDisagreement(RuntimeError):
     """Ranks hold different plans, or different data or options under them."""
 
 
+class RankFailed(RuntimeError):
+    """Another rank could not prepare a step; the message has what that one says."""
+
+
 class Agreement:
     """Compares one stream's digests over the world. Made by all ranks in the same order.
 
@@ -44,15 +49,29 @@ class Agreement:
             self._roll = _RollCall(stream)
 
     def check(self, step: int, digest: PlanDigest) -> None:
-        """Returns when all ranks have the same digest.
+        """Returns when all ranks have prepared the step and have the same digest.
 
         Raises:
+            RankFailed: another rank called `fail` for this step.
             PlanDisagreement: on every rank, with the fields, flags and ranks that differ.
             RuntimeError: a rank did not answer within the timeout, or ended.
         """
+        self._compare(step, digest, "")
+
+    def fail(self, step: int, reason: str) -> None:
+        """Tells the others, in place of `check`, why this rank cannot take the step.
+
+        Raises:
+            RankFailed: always where there are other ranks, unless they do not answer.
+            RuntimeError: a rank did not answer within the timeout, or ended.
+        """
+        self._compare(step, PlanDigest(*[0] * len(PlanDigest._fields)), reason or "no reason given")
+
+    def _compare(self, step: int, digest: PlanDigest, failure: str) -> None:
         if self._group is None:
             return
-        mine = torch.tensor([value & _MASK for value in digest], dtype=torch.int64)
+        values = [value & _MASK for value in digest]
+        mine = torch.tensor([int(bool(failure)), *values], dtype=torch.int64)
         both = torch.cat((mine, -mine))
         name = f"step {step} of {self._stream}"
         self._roll.answer(step)
@@ -62,14 +81,19 @@ class Agreement:
         except RuntimeError as error:
             raise RuntimeError(f"{error} ({self._roll.missing(step)})") from error
         highest, lowest = both[: len(mine)], -both[len(mine) :]
+        if highest[0]:
+            raise RankFailed(_failures(name, self._gather(name, "failed", failure)))
         if torch.equal(highest, lowest):
             return
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        settings: list[dict[str, str]] = [{} for _ in everyone]
-        with waiting(f"all ranks to say how their plans of {name} differ"):
-            dist.all_gather(everyone, mine, group=self._group)
-            dist.all_gather_object(settings, self._settings, group=self._group)
-        raise PlanDisagreement(_describe(name, everyone, settings))
+        everyone = self._gather(name, "differ", (values, self._settings))
+        raise PlanDisagreement(_describe(name, *zip(*everyone, strict=True)))
+
+    def _gather[T](self, name: str, verb: str, mine: T) -> list[T]:
+        """What every rank has to say."""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        with waiting(f"all ranks to say how their plans of {name} {verb}"):
+            dist.all_gather_object(everyone, mine, group=self._group)
+        return everyone
 
 
 class _RollCall:
@@ -92,7 +116,7 @@ class _RollCall:
             return "who never came is not known: the store is gone too"
         if not late:
             return "every rank came, and one ended since"
-        return f"ranks {_ranges(late)} never came: dead, or still planning"
+        return f"ranks {_ranges(late)} never came: dead, or still planning or reading"
 
     def _newest(self, rank: int) -> int:
         key = f"{self._key}{rank}"
@@ -100,12 +124,12 @@ class _RollCall:
 
 
 def _describe(
-    name: str, everyone: Sequence[torch.Tensor], settings: Sequence[Mapping[str, str]]
+    name: str, everyone: Sequence[Sequence[int]], settings: Sequence[Mapping[str, str]]
 ) -> str:
     """One clause per differing field and flag: which ranks hold what."""
     parts = []
     for i, field in enumerate(PlanDigest._fields):
-        values = [f"{int(digests[i]):016x}" for digests in everyone]
+        values = [f"{digests[i]:016x}" for digests in everyone]
         if len(set(values)) > 1:
             parts.append(f"{field} ({_holders(values)})")
     flags = []
@@ -118,6 +142,16 @@ def _describe(
         + "".join(f"; {flag}" for flag in flags)
         + ": all ranks need the same arguments, corpus files and megatron_hdp version."
     )
+
+
+def _failures(name: str, reasons: Sequence[str]) -> str:
+    """One clause per reason: which ranks say it."""
+    failed = [(reason, rank) for rank, reason in enumerate(reasons) if reason]
+    parts = [
+        f"ranks {_ranges([rank for said, rank in failed if said == reason])}: {reason}"
+        for reason in dict.fromkeys(reason for reason, _ in failed)
+    ]
+    return f"HDP cannot prepare {name}; " + "; ".join(parts)
 
 
 def _holders(values: Sequence[str]) -> str:

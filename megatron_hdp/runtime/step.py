@@ -2,14 +2,15 @@
 """The data iterator with the balance scheduler in it.
 
 A thread prepares the next step while this one trains: it takes the plan (made in another process),
-compares its digest over all ranks, and has the loader read this rank's own tokens. `begin_step()`
-hands it over.
+has the loader read this rank's own tokens, and compares the plan's digest over all ranks.
+`begin_step()` hands it over.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -107,7 +108,7 @@ class HdpDataIterator:
         """The next step; then the one after it is prepared behind the caller's back.
 
         Raises:
-            PlanDisagreement, CorpusError, RuntimeError: what preparing the step raised.
+            PlanDisagreement, RankFailed, CorpusError, RuntimeError: what preparing the step raised.
             TimeoutError: planning or reading took longer than the timeout.
         """
         begun = time.perf_counter()
@@ -149,11 +150,22 @@ class HdpDataIterator:
         return Preparation(f"step {step} of {self.config.name}", lambda p: self._prepare(step, p))
 
     def _prepare(self, step: int, preparation: Preparation[PreparedStep]) -> PreparedStep:
+        """Compared last, so that a rank which cannot go on tells the others why."""
+        try:
+            prepared = self._load(step, preparation)
+        except Exception as error:
+            preparation.at("reported to the other ranks as failed")
+            with suppress(RuntimeError):  # this rank knows its own fault better
+                self._agreement.fail(step, str(error))
+            raise
+        preparation.at("compared with the other ranks")
+        self._agreement.check(step, prepared.digest)
+        return prepared
+
+    def _load(self, step: int, preparation: Preparation[PreparedStep]) -> PreparedStep:
         preparation.at("planned")
         plan = self._loader.plan(step)
         digest = plan.digest(corpus=self._loader.fingerprint, config=self.config.config_text)
-        preparation.at("compared with the other ranks")
-        self._agreement.check(step, digest)
         preparation.at("read")
         micro_batches = tuple(plan.micro_batches(self.config.rank))
         layouts = self.config.layouts(micro_batches)

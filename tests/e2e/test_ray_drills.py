@@ -143,25 +143,31 @@ def test_text_from_a_joined_cluster_with_a_hung_server_killed_and_resumed(cluste
 
 
 @pytest.mark.slow
-def test_a_file_that_is_cut_short_under_a_run_ends_it_with_its_name(corpus, tmp_path):
+@pytest.mark.parametrize("loader", ["local", "ray"])
+def test_a_file_that_is_cut_short_under_a_run_is_named_by_every_rank(corpus, tmp_path, loader):
+    """Only the rank that is given the last token comes to miss it; the other one hears of it."""
     for kind in ("bin", "idx"):
         shutil.copy(f"{corpus}.{kind}", tmp_path / f"short.{kind}")
+    whole = (tmp_path / "short.bin").stat().st_size
 
     def cut_short(rank, prepared, roles) -> None:
         if rank == 0:
-            keep_ray_pids(roles, tmp_path / "pids")
-            if prepared.step == 2:
-                os.truncate(tmp_path / "short.bin", 4)
+            if roles is not None:
+                keep_ray_pids(roles, tmp_path / "pids")
+            if prepared.step == 1:
+                os.truncate(tmp_path / "short.bin", whole - 4)
 
     argv = ["--data-path", str(tmp_path / "short"), "--train-iters", "50", "--hdp",
-            "--hdp-capacity", "128", "--hdp-timeout-minutes", "0.5", "--hdp-loader", "ray",
+            "--hdp-capacity", "128", "--hdp-timeout-minutes", "0.5", "--hdp-loader", loader,
             "--hdp-loader-servers", "1"]  # fmt: skip
     begun = time.monotonic()
     ends = ends_of(lambda: pretrain_with(argv, cut_short), RANKS, timeout_s=120)
     assert time.monotonic() - begun < 90
     for end in ends:
         assert end.code not in (0, None)
-        assert f"{tmp_path / 'short'}.bin" in end.said, end.said[-3000:]
-    pids = json.loads((tmp_path / "pids").read_text())
-    assert len(pids) > 4
-    assert_gone(pids)
+        assert f"cannot be read from {tmp_path / 'short'}.bin" in end.said, end.said[-3000:]
+    assert sum("RankFailed: HDP cannot prepare step" in end.said for end in ends) == 1
+    if loader == "ray":
+        pids = json.loads((tmp_path / "pids").read_text())
+        assert len(pids) > 4
+        assert_gone(pids)

@@ -167,7 +167,8 @@ def _connecting(what: str) -> Iterator[None]:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise LoaderUnavailable(
             f"--hdp-loader ray cannot {what} ({type(error).__name__}: {reason}): check "
-            f"--hdp-ray-address, or use --hdp-loader local."
+            f"--hdp-ray-address (a cluster with a token needs RAY_AUTH_MODE=token in every rank's "
+            f"environment), or use --hdp-loader local."
         ) from error
     finally:
         if before is not None:

@@ -30,6 +30,7 @@ from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.streams.encoding import Encoded, MalformedRecord, RecordEncoder
 from megatron_hdp.data.streams.files import Shard
 from megatron_hdp.data.streams.records import BadRecord, read_records
+from megatron_hdp.data.token_file import TokenFile
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,9 @@ class Tokenised:
 
     lengths: NDArray[np.int64]
     """[n] tokens of its documents, each at least 1."""
-    tokens: IndexedDataset | None
+    tokens: TokenFile | None
     """None: no document."""
-    answers: IndexedDataset | None
+    answers: TokenFile | None
     """1 where a token is to be predicted; None: all are."""
     malformed: int
     """Records left out."""
@@ -217,12 +218,16 @@ def _read(base: str) -> Tokenised:
         summary = _Summary(**json.load(stream))
     if not summary.documents:
         return Tokenised(np.zeros(0, np.int64), None, None, summary.malformed)
-    tokens = IndexedDataset(base, multimodal=False, mmap=True)
+    tokens = _file(base)
     answers = None
     if summary.chats:
-        answers = IndexedDataset(f"{base}.answers", multimodal=False, mmap=True)
-    lengths = np.array(tokens.sequence_lengths, np.int64)
-    return Tokenised(lengths, tokens, answers, summary.malformed)
+        answers = _file(f"{base}.answers")
+    return Tokenised(tokens.lengths(), tokens, answers, summary.malformed)
+
+
+def _file(base: str) -> TokenFile:
+    dataset = IndexedDataset(base, multimodal=False, mmap=True)
+    return TokenFile(dataset, "remove it, and the next run makes it again")
 
 
 @contextmanager
