@@ -68,3 +68,11 @@ def test_refuses_in_one_sentence(argv, words, capsys):
             "--strategy": "static", **given}  # fmt: skip
     assert main(["simulate", *(part for pair in full.items() for part in pair)]) == 1
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_context_that_does_not_fit_is_one_sentence(capsys):
+    line = "simulate --model mistral-8x7b --gpus 256 --context 256K --data byted".split()
+    assert main(line) == 1
+    error = capsys.readouterr().err
+    assert "a context of 262144 tokens does not fit 16 ranks of capacity 8192" in error
+    assert "Traceback" not in error
