@@ -69,7 +69,7 @@ CELLS = (
 )
 ROPE_TOKENS = (1024, 2048, 4096)
 ROPE_HEADS = (8, 1, 64)
-ROPE_ROUNDS = 7
+ROPE_ROUNDS = 15
 CPU = torch.device("cpu")
 QUICK = (Cell(2048, (1, 2, 4), (2, 1, 64), 3),)
 
