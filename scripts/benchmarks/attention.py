@@ -24,6 +24,7 @@ import datetime
 import json
 import platform
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +80,8 @@ def measure(cells: tuple[Cell, ...]) -> list[Row]:
     rows = []
     for cell in cells:
         for packed in cell.packed:
+            # no bar: its thread would take CPU time, which is what is measured
+            print(f"{cell.s} tokens{', packed' * packed}", file=sys.stderr, flush=True)
             lengths = packed_lengths(cell.s) if packed else (cell.s,)
             rows += measure_rings(
                 lengths, cell.rings, CpuFlash(), heads=cell.heads, dtype=torch.float32,

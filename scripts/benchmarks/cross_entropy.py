@@ -22,6 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 RESULT = Path(__file__).parent / "results" / "cross-entropy-cpu.json"
 HIDDEN, CHUNK, ROUNDS = 256, 512, 3
 MODES = ("megatron", "chunked")
@@ -110,11 +113,13 @@ def run(quick: bool) -> Row:
     if quick:
         rows = [cell(1024, 4096, "float32", 1)]
     else:
-        rows = [
-            cell(tokens, vocabulary, dtype, ROUNDS)
+        cells = [
+            (tokens, vocabulary, dtype, ROUNDS)
             for dtype in ("float32", "bfloat16")
             for tokens, vocabulary in ((2048, 32_000), (8192, 32_000), (2048, 151_936))
         ]
+        progress = track(cells, "measuring", console=Console(stderr=True))
+        rows = [cell(*sizes) for sizes in progress]
     return {
         "what": "forward + backward of output projection and loss, one process, one thread",
         "machine": platform.processor() or platform.machine(),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from megatron_hdp.planning import PlannerConfig, StepRequest, plan_step
@@ -50,7 +51,8 @@ def row(name: str, ranks: int, experts: int) -> dict[str, object]:
 def main() -> None:
     """Runs all cells, prints the table, writes the file."""
     cells = [(8, 8), (64, 8), (64, 64)]
-    rows = [row(name, *cell) for name in ("wikipedia", "prolong", "byted") for cell in cells]
+    todo = [(name, *cell) for name in ("wikipedia", "prolong", "byted") for cell in cells]
+    rows = [row(*cell) for cell in track(todo, "planning", console=Console(stderr=True))]
     table = Table(title="step / dense lower bound (event replay)")
     for heading in rows[0]:
         table.add_column(heading)

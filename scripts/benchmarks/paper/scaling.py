@@ -7,6 +7,7 @@ import time
 
 from common import CAPACITY, setting, write
 from pictures import panels, save
+from rich.progress import track
 
 from megatron_hdp.simulation.batches import draw_steps
 from megatron_hdp.simulation.experiment import run_strategy
@@ -16,7 +17,7 @@ from megatron_hdp.simulation.step import simulate
 def main() -> None:
     """Eight capacities per rank."""
     rows = []
-    for gpus in (1024, 2048, 4096, 8192, 16384):
+    for gpus in track((1024, 2048, 4096, 8192, 16384), "scaling"):
         place = setting("llama-7b", 2**21, gpus)
         requests = draw_steps("byted", 2**21, 8 * place.num_ranks * CAPACITY // 2**21, 1, 1)
         run = run_strategy(place, "auto", requests)
