@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from megatron_hdp.cli import plan_memory
+from megatron_hdp.cli import plan_memory, window_arguments
 from megatron_hdp.cli.plan_memory import LossReport
 from megatron_hdp.cli.plan_report import StepReport, report_steps
 from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     mesh.add_argument("--offload", action="store_true", help="activations may go to the host")
     mesh.add_argument("--host-memory", type=float, default=200.0, help="GB per rank for offload")
+    window_arguments.add_arguments(parser.add_argument_group("attention"))
     plan_memory.add_arguments(parser)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--strategy", choices=[*STRATEGIES], default="auto", help="the planner")
@@ -199,6 +200,7 @@ def _config(
         loss_share=loss.share if loss and args.offload else 0.0,
         offload=args.offload,
         host_memory=args.host_memory * 1e9,
+        windows=window_arguments.windows_of(args),
     )
 
 

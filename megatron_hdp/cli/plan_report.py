@@ -120,7 +120,8 @@ def _report(config: PlannerConfig, request: StepRequest) -> StepReport:
     except (PlanError, ValueError):
         bound = replayed.step_s
     plan = replace(plan, predicted_step_s=replayed.step_s, lower_bound_s=bound)
-    static_hops = config.context_parallel_size - 1
+    static_size = config.context_parallel_size
+    static_tokens = float(cost.hop_tokens(lengths, static_size).sum())
     return StepReport(
         plan=plan,
         replay=replayed,
@@ -128,7 +129,7 @@ def _report(config: PlannerConfig, request: StepRequest) -> StepReport:
         lower_bound_s=bound,
         planner_cpu_ms=planner_cpu_ms,
         ring_bytes=_ring_bytes(plan, cost),
-        static_ring_bytes=float(lengths.sum()) * static_hops * _bytes_per_hop(cost),
+        static_ring_bytes=static_tokens * (static_size - 1) * _bytes_per_hop(cost),
         memory_peak_tokens=int(plan.resident_tokens(depth).max()),
         offloaded_bytes=_offloaded(plan, config, cost),
         dense_s=None if config.expert_ranks == 1 else _dense_s(config, request),
@@ -146,10 +147,11 @@ def _bytes_per_hop(cost: CostModel) -> float:
 
 
 def _ring_bytes(plan: Plan, cost: CostModel) -> float:
-    """Every shard makes P-1 hops: s (P-1) tokens per ring sequence."""
+    """Every shard makes P-1 hops: s (P-1) tokens per ring sequence, fewer in windowed layers."""
     ring = plan.ring_of >= 0
-    hops = plan.ring_sizes[plan.ring_of[ring]] - 1
-    return float((plan.lengths[ring] * hops).sum()) * _bytes_per_hop(cost)
+    size = plan.ring_sizes[plan.ring_of[ring]]
+    carried = cost.hop_tokens(plan.lengths[ring], size) * (size - 1)
+    return float(carried.sum()) * _bytes_per_hop(cost)
 
 
 def _offloaded(plan: Plan, config: PlannerConfig, cost: CostModel) -> float:

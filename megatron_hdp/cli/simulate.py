@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from megatron_hdp.cli import window_arguments
 from megatron_hdp.cli.plan import read_lengths
 from megatron_hdp.planning import STRATEGIES, PlanError
 from megatron_hdp.planning.cost import CostModel
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--tokens", type=tokens, default=2**25, help="per step; default 32M")
     job.add_argument("--steps", type=int, default=3, help="averaged over; default 3")
     job.add_argument("--seed", type=int, default=0, help="of the drawn sequences")
+    window_arguments.add_arguments(job)
     mesh = parser.add_argument_group("cluster")
     mesh.add_argument("--gpus", type=int, required=True, help="DP x CP x TP x PP")
     mesh.add_argument("--tensor", type=int, help="tensor-parallel size; default the model's")
@@ -123,7 +125,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         cost = replace(CostModel.load(args.profile), tensor_parallel=tensor)
         cost = cost.with_experts(experts, model.exchange_bytes) if experts > 1 else cost
     return make_setting(
-        cost,
+        cost.with_windows(window_arguments.windows_of(args)),
         cluster,
         gpus=args.gpus,
         pipeline_depth=args.pipeline or model.pipeline_parallel,
@@ -159,6 +161,7 @@ def _report(args: argparse.Namespace, setting: Setting, runs: dict[str, Run]) ->
         "static_context_parallel": setting.static_context_parallel,
         "data": args.data or args.lengths,
         "steps": args.steps,
+        "windows": asdict(setting.cost.windows),
         "cluster": {"name": setting.cluster.name, "source": setting.cluster.source},
         "ablation": ablation(setting, runs) if "static" in runs else {},
         "strategies": found,

@@ -19,7 +19,10 @@ def lower_bound(
 
     *Area.* In a step of length t, a sequence s runs on some ring P >= ceil(s/C) with T(s, P) <= t
     and uses the area P T(s, P) of rank-seconds. P T(s, P) never falls with P: where hops are hidden
-    it is the sequence's work, where they are not each hop adds its whole transfer. So the least
+    it is the sequence's work, where they are not each hop adds its whole transfer. (With windowed
+    layers the work is `CostModel.squares` of P, which rises with P, and all hops together carry
+    rows that rise with P, per hop by no less than P/(P+1) of the last: see
+    `windows.seen_rows`, a sum of concave functions of i/P. That is all that is used.) So the least
     area is at the smallest allowed P, A(s, t); and A falls with t, for a larger t only allows more.
     All areas, and the fixed cost of at least ceil(tokens / C) micro-batches, must fit in N t:
     the least such t is a bound. It is found by bisection from below, so rounding keeps it valid.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from megatron_hdp.planning.cost import CostModel
 from megatron_hdp.planning.values import IntArray, PlanError
+from megatron_hdp.planning.windows import NO_WINDOWS, Windows
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class PlannerConfig:
     """With Eq. 3, offload narrows no ring so far that its sequence takes longer than this."""
     ring_room: int = 0
     """Tokens that a ring's member may hold, since offload brings them to the capacity; 0: that."""
+    windows: Windows = NO_WINDOWS
+    """Sliding windows of the layers; without any, the cost model's own."""
     slower_across: float = 1.0
     """Links across nodes are slower than the cost model says by this factor."""
 
@@ -81,17 +84,19 @@ class PlannerConfig:
 
     def cost(self) -> CostModel:
         """The cost model, read once per process."""
-        model = _load(self.cost_model, self.tensor_parallel, self.slower_across)
+        model = _load(self.cost_model, self.tensor_parallel, self.slower_across, self.windows)
         if self.expert_ranks == 1:
             return model
         return model.with_experts(self.expert_ranks, self.exchange_bytes)
 
 
 @functools.cache
-def _load(given: str | CostModel, tensor_parallel: int, slower_across: float) -> CostModel:
+def _load(
+    given: str | CostModel, tensor_parallel: int, slower_across: float, windows: Windows
+) -> CostModel:
     model = CostModel.load(given) if isinstance(given, str) else given
-    loaded = replace(model, tensor_parallel=tensor_parallel)
-    return loaded.with_links(slower_across)
+    loaded = replace(model, tensor_parallel=tensor_parallel).with_links(slower_across)
+    return loaded.with_windows(windows) if windows.share else loaded
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 
 Per layer, forward and backward together: attention a*s^2, everything token-wise b*s. A ring of P
 splits both by P; each of its P-1 hops takes the longer of its share of attention and its transfer.
-A micro-batch costs a fixed time besides.
+A micro-batch costs a fixed time besides. With sliding windows, `squares` and `hop_tokens` take the
+places of s^2 and of the tokens that hops carry.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hdp.planning.values import PlanError
+from megatron_hdp.planning.windows import NO_WINDOWS, Windows
 
 FloatArray = NDArray[np.float64]
 
@@ -59,6 +61,8 @@ class CostModel:
     """Neighbouring ranks that share experts and wait for each other in every layer."""
     exchange_s: float = 0.0
     """Seconds per token for the experts' exchange, forward and backward."""
+    windows: Windows = NO_WINDOWS
+    """Sliding windows of the layers; none in a file, since a launch line decides them."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -114,6 +118,10 @@ class CostModel:
         )  # fmt: skip
         return replace(self, expert_ranks=ranks, exchange_s=seconds or self.exchange_s)
 
+    def with_windows(self, windows: Windows) -> CostModel:
+        """The same with sliding windows in some or all layers."""
+        return replace(self, windows=windows)
+
     @property
     def token_s(self) -> float:
         """Seconds per token and layer, without attention."""
@@ -126,8 +134,26 @@ class CostModel:
     def local_s(self, lengths: NDArray[np.integer] | FloatArray) -> FloatArray:
         """Seconds of whole sequences on one rank, without the micro-batch's fixed part."""
         s = np.asarray(lengths, np.float64)
-        result: FloatArray = self._scale * s * (self.attention_s * s + self.token_s)
+        per_token = self.attention_s * self.reach(s) + self.token_s
+        result: FloatArray = self._scale * s * per_token
         return result
+
+    def squares(
+        self, lengths: NDArray[np.integer] | FloatArray, ranks: NDArray[np.integer] | int = 1
+    ) -> FloatArray:
+        """[S] the squares that a is multiplied by (`Windows.squares`)."""
+        return self.windows.squares(lengths, ranks)
+
+    def reach(self, lengths: NDArray[np.integer] | FloatArray) -> FloatArray:
+        """[S] `squares` per token; s without windows."""
+        s = np.asarray(lengths, np.float64)
+        return self.squares(s) / s
+
+    def hop_tokens(
+        self, lengths: NDArray[np.integer] | FloatArray, ranks: NDArray[np.integer] | int
+    ) -> FloatArray:
+        """[S] tokens that a hop carries (`Windows.hop_tokens`)."""
+        return self.windows.hop_tokens(lengths, ranks)
 
     def hop_s(self, ranks_in_ring: NDArray[np.integer] | int) -> FloatArray:
         """Seconds per token of a hop's transfer; a ring wider than a node crosses nodes."""
@@ -140,20 +166,27 @@ class CostModel:
         self,
         squares: FloatArray,
         tokens: FloatArray,
+        carried: FloatArray,
         size: NDArray[np.integer],
         hop_s: FloatArray | None = None,
     ) -> FloatArray:
         """Seconds on every member of a ring, without the fixed part; element-wise.
 
+        With some layers windowed a step's attention and its transfer are means over layers, the
+        longer of which is taken: exact where both kinds of layer hide their transfers, or neither
+        does. It hardly ever differs: a windowed layer has about as much attention per row that is
+        sent as a full one.
+
         Args:
-            squares: sum of squared lengths of the ring's sequences; tokens: sum of lengths.
+            squares: sum of `squares` of the ring's sequences; tokens: of lengths.
+            carried: sum of `hop_tokens`.
             size: members, 1 for local.
             hop_s: seconds per token of a transfer, where the ring's place is known.
         """
         p = np.asarray(size, np.float64)
         per_token = self.hop_s(size) if hop_s is None else hop_s
         step = self._scale * self.attention_s * squares / (p * p)
-        transfer = per_token * tokens / p + self.layers * self.latency_s
+        transfer = per_token * carried / p + self.layers * self.latency_s
         linear = self._scale * self.token_s * tokens / p
         result: FloatArray = linear + step + (p - 1) * np.maximum(step, transfer)
         return result
@@ -161,5 +194,5 @@ class CostModel:
     def sequence_s(self, lengths: NDArray[np.integer], size: NDArray[np.integer]) -> FloatArray:
         """Seconds of single sequences on rings of `size` ranks (1: local)."""
         s = np.asarray(lengths, np.float64)
-        ring = self.ring_s(s * s, s, np.asarray(size))
+        ring = self.ring_s(self.squares(s, size), s, self.hop_tokens(s, size), np.asarray(size))
         return np.where(np.asarray(size) > 1, ring, self.local_s(s))

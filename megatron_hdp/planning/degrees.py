@@ -34,7 +34,8 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
     if not config.offload or length <= config.capacity or layers <= 2:
         return plain
     cost = config.cost()
-    forward = cost.forward_share * (cost.attention_s * length + cost.linear_s) * length
+    reach = float(cost.reach(np.array([length]))[0])
+    forward = cost.forward_share * (cost.attention_s * reach + cost.linear_s) * length
     activations = activation_bytes(config) * length
     ratio = min(1.0, forward * cost.host_copy_bytes_s / activations)
     saved = (1 - _resident(ratio, config)) * length
@@ -127,7 +128,7 @@ def copies_are_hidden(plan: Plan, config: PlannerConfig) -> bool:
         return True
     cost = config.cost()
     sequence, micro_batch, tokens = plan.shards
-    work = cost.attention_s * plan.lengths[sequence] + cost.linear_s
+    work = cost.attention_s * cost.reach(plan.lengths[sequence]) + cost.linear_s
     compute = np.bincount(micro_batch, weights=work * tokens, minlength=len(plan.offload_ratios))
     copied = plan.offload_ratios * plan.micro_batch_tokens * activation_bytes(config)
     hidden = copied <= cost.forward_share * compute * cost.host_copy_bytes_s * (1 + 1e-9)

@@ -217,9 +217,10 @@ def _place_level(
         heapq.heapify(heap)
     widths = sorted(width for width in heaps if width > 1)
     opened: dict[int, list[int]] = {}
-    sums: dict[int, tuple[float, float]] = {}
+    sums: dict[int, tuple[float, float, float]] = {}
     seconds = _RingSeconds(cost)
-    for item in items.tolist():
+    parts = {width: _ring_parts(cost, placer.lengths[items], width) for width in widths}
+    for at, item in enumerate(items.tolist()):
         length, need = int(placer.lengths[item]), int(placer.choices.needs[item])
         width = min((w for w in widths if w >= need), key=lambda w: heaps[w][0])
         load, block = heaps[width][0]
@@ -233,10 +234,11 @@ def _place_level(
             rings.slots.append(int(slots[block]))
             rings.tokens.append(0)
             slots[block] += 1
-            sums[ring] = (0.0, 0.0)
+            sums[ring] = (0.0, 0.0, 0.0)
             load += cost.fixed_s
-        squares, tokens = sums[ring]
-        after = (squares + float(length) * length, tokens + length)
+        squares, tokens, carried = sums[ring]
+        more_squares, more_carried = parts[width][0][at], parts[width][1][at]
+        after = (squares + more_squares, tokens + length, carried + more_carried)
         load += seconds(*after, width) - (seconds(*sums[ring], width) if tokens else 0.0)
         sums[ring] = after
         rings.tokens[ring] += shard
@@ -246,6 +248,11 @@ def _place_level(
     for heap in heaps.values():
         for load, block in heap:
             loads[block] = load
+
+
+def _ring_parts(cost: CostModel, lengths: Ints, width: int) -> tuple[list[float], list[float]]:
+    """`squares` and `hop_tokens` of a level's sequences on rings of `width`, in plain floats."""
+    return cost.squares(lengths, width).tolist(), cost.hop_tokens(lengths, width).tolist()
 
 
 class _RingSeconds:
@@ -258,12 +265,12 @@ class _RingSeconds:
         self._latency = cost.layers * cost.latency_s
         self._hops: dict[int, float] = {}
 
-    def __call__(self, squares: float, tokens: float, width: int) -> float:
+    def __call__(self, squares: float, tokens: float, carried: float, width: int) -> float:
         hop = self._hops.get(width)
         if hop is None:
             hop = self._hops[width] = float(self._cost.hop_s(width))
         step = self._attention * squares / (width * width)
-        transfer = hop * tokens / width + self._latency
+        transfer = hop * carried / width + self._latency
         return self._linear * tokens / width + step + (width - 1) * max(step, transfer)
 
 

@@ -51,10 +51,13 @@ def micro_batch_s(plan: Plan, cost: CostModel, *, free_gaps: bool = False) -> Fl
     if plan.num_rings:
         on_ring = np.flatnonzero(plan.ring_of >= 0)
         rings, lengths = plan.ring_of[on_ring], plan.lengths[on_ring].astype(np.float64)
-        squares = np.bincount(rings, weights=lengths * lengths, minlength=plan.num_rings)
-        tokens = np.bincount(rings, weights=lengths, minlength=plan.num_rings)
+        size = plan.ring_sizes[rings]
+        squares, tokens, carried = (
+            np.bincount(rings, weights=each, minlength=plan.num_rings)
+            for each in (cost.squares(lengths, size), lengths, cost.hop_tokens(lengths, size))
+        )
         hop = cost.hop_s(_node_span(plan, cost))
-        ring = cost.ring_s(squares, tokens, plan.ring_sizes, hop)
+        ring = cost.ring_s(squares, tokens, carried, plan.ring_sizes, hop)
         members = np.repeat(np.arange(plan.num_rings), plan.ring_sizes)
         where = plan.first_micro_batch[plan.ring_ranks] + plan.ring_slots[members]
         seconds[where] += ring[members]

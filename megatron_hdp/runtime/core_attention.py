@@ -29,8 +29,12 @@ def carried_state(packed_seq_params: PackedSeqParams | None) -> MicroBatchState 
     return getattr(packed_seq_params, "hdp", None)
 
 
-def layer_window(config: TransformerConfig, layer_number: int) -> int | None:
-    """Tokens that a token of this layer (from 1) sees before itself; None: all."""
+def layer_window(config: Any, layer_number: int) -> int | None:
+    """Tokens that a token of this layer (from 1) sees before itself; None: all.
+
+    Args:
+        config: a TransformerConfig, or parsed arguments: both have the same names.
+    """
     if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
         return attention_window(config)
     return None

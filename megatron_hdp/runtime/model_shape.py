@@ -7,6 +7,15 @@ from argparse import Namespace
 
 from megatron_hdp import cpu
 from megatron_hdp.planning.activations import FULL, ModelShape
+from megatron_hdp.planning.windows import NO_WINDOWS, Windows
+from megatron_hdp.runtime.core_attention import layer_window
+
+
+def windows(args: Namespace) -> Windows:
+    """Sliding windows of --window-size and --window-attn-skip-freq."""
+    found = [layer_window(args, number + 1) for number in range(args.num_layers)]
+    windowed = [window for window in found if window is not None]
+    return Windows(windowed[0], len(windowed) / len(found)) if windowed else NO_WINDOWS
 
 
 def model_shape(args: Namespace) -> ModelShape:

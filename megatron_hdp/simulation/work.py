@@ -91,19 +91,22 @@ def _rings(plan: Plan, cost: CostModel, overlap: float) -> tuple[Floats, Floats,
     """[R] (arithmetic, arithmetic and transfers, bytes sent) of one member."""
     on_ring = np.flatnonzero(plan.ring_of >= 0)
     rings, lengths = plan.ring_of[on_ring], plan.lengths[on_ring].astype(np.float64)
-    squares = np.bincount(rings, weights=lengths * lengths, minlength=plan.num_rings)
-    size = plan.ring_sizes.astype(np.float64)
-    tokens = np.bincount(rings, weights=lengths, minlength=plan.num_rings) / size
+    members, size = plan.ring_sizes[rings], plan.ring_sizes.astype(np.float64)
+    squares, all_tokens, carried = (
+        np.bincount(rings, weights=each, minlength=plan.num_rings)
+        for each in (cost.squares(lengths, members), lengths, cost.hop_tokens(lengths, members))
+    )
+    tokens, carried = all_tokens / size, carried / size
     per_gpu = cost.layers / cost.tensor_parallel
     step = per_gpu * cost.attention_s * squares / (size * size)
     linear = per_gpu * cost.token_s * tokens
     bandwidth = np.where(crosses_nodes(plan, cost), cost.across_bytes_s, cost.inside_bytes_s)
-    transfer = per_gpu * cost.ring_bytes * tokens / bandwidth + cost.layers * cost.latency_s
+    transfer = per_gpu * cost.ring_bytes * carried / bandwidth + cost.layers * cost.latency_s
     hidden = overlap * np.minimum(step, transfer)
     return (
         linear + size * step,
         linear + step + (size - 1) * (step + transfer - hidden),
-        cost.layers * cost.ring_bytes * tokens * (size - 1),
+        cost.layers * cost.ring_bytes * carried * (size - 1),
     )
 
 

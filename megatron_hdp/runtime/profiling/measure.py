@@ -9,12 +9,14 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from megatron_hdp.runtime.model_shape import windows
 from megatron_hdp.runtime.profiling.clock import Clock
 from megatron_hdp.runtime.profiling.launch_line import ProbeLine
 from megatron_hdp.runtime.profiling.links import host_copies, links
@@ -69,6 +71,7 @@ def measure(line: ProbeLine, repeats: int, longest: int | None, advance: Advance
         "ranks": dist.get_world_size(),
         "local_ranks": int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
         "probe_layers": probe.num_layers,
+        "windows": asdict(windows(probe.args)),
         "times": times,
         "reference_s": clock.reference_s,
         "micro_batches": micro_batches,

@@ -9,11 +9,16 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from megatron_hdp.planning.cost import MEASURED, CostModel
 from megatron_hdp.planning.fit import Fit, fit
+from megatron_hdp.planning.windows import Windows
 
 _LEAST = 1e-15
 """For what was too small to measure: a cost model's coefficients are positive."""
+_OF_A_JOB = ("tensor_parallel", "windows")
+"""Fields of a CostModel that a launch line decides, not a measurement."""
 _PRODUCTS = ("megatron-core", "torch", "numpy", "transformer-engine", "flash-attn")
 
 
@@ -26,7 +31,7 @@ def profile(measured: dict[str, Any], num_layers: int) -> dict[str, Any]:
     """
     layer, whole = fit_layer(measured), fit_whole(measured)
     model = _model(measured, layer, whole, num_layers)
-    values = {name: value for name, value in asdict(model).items() if name != "tensor_parallel"}
+    values = {name: value for name, value in asdict(model).items() if name not in _OF_A_JOB}
     rows = _rows(measured)
     return {
         **values,
@@ -48,10 +53,11 @@ def profile(measured: dict[str, Any], num_layers: int) -> dict[str, Any]:
 
 
 def fit_layer(measured: dict[str, Any]) -> Fit:
-    """T(s) of one layer, forward and backward: a s^2 + b s + c."""
+    """T(s) of one layer, forward and backward: a s^2 + b s + c; less than s^2 with windows."""
     lengths = [row["length"] for row in measured["times"]]
+    squares = _windows(measured).squares(np.array(lengths)).tolist()
     seconds = [row["layer_forward_s"] + row["layer_backward_s"] for row in measured["times"]]
-    return fit([[s * s for s in lengths], lengths, [1.0] * len(lengths)], seconds)
+    return fit([squares, lengths, [1.0] * len(lengths)], seconds)
 
 
 class _Row(NamedTuple):
@@ -59,19 +65,28 @@ class _Row(NamedTuple):
 
     squares: float
     tokens: float
+    carried: float
+    """Tokens that a hop carries."""
     ring: int
     seconds: float
 
 
 def _rows(measured: dict[str, Any]) -> list[_Row]:
     """Every micro-batch that was measured, those alone on a rank first."""
-    found = [_Row(row["length"] ** 2, row["length"], 1, row["model_s"])
-             for row in measured["times"]]  # fmt: skip
-    for row in measured["micro_batches"]:
-        squares = sum(length * length for length in row["lengths"]) / row["ring"]
-        tokens = sum(row["lengths"]) / row["ring"]
-        found.append(_Row(squares, tokens, row["ring"], row["model_s"]))
+    windows = _windows(measured)
+    found = []
+    alone = [{"lengths": [row["length"]], "ring": 1, **row} for row in measured["times"]]
+    for row in alone + measured["micro_batches"]:
+        lengths, ring = np.array(row["lengths"]), row["ring"]
+        parts = windows.squares(lengths, ring), lengths, windows.hop_tokens(lengths, ring)
+        squares, tokens, carried = (float(part.sum()) / ring for part in parts)
+        found.append(_Row(squares, tokens, carried, ring, row["model_s"]))
     return sorted(found, key=lambda row: row.ring)
+
+
+def _windows(measured: dict[str, Any]) -> Windows:
+    """Of the probe's layers."""
+    return Windows(**measured.get("windows", {}))
 
 
 def fit_whole(measured: dict[str, Any]) -> Fit:
@@ -85,8 +100,8 @@ def fit_whole(measured: dict[str, Any]) -> Fit:
     squares, tokens = [row.squares for row in rows], [row.tokens for row in rows]
     hops = [float(row.ring - 1) for row in rows]
     per_byte = _transfer_s(measured)
-    carried = [row.seconds - (row.ring - 1) * row.tokens * per_byte for row in rows]
-    return fit([squares, tokens, [1.0] * len(rows), hops], carried)
+    seconds = [row.seconds - (row.ring - 1) * row.carried * per_byte for row in rows]
+    return fit([squares, tokens, [1.0] * len(rows), hops], seconds)
 
 
 def _transfer_s(measured: dict[str, Any]) -> float:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from types import SimpleNamespace
 
@@ -14,19 +13,6 @@ import torch
 from megatron_hdp.planning import PlannerConfig, StepRequest, plan_step
 from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.values import Plan
-from tests.e2e.harness import BASE
-
-
-@pytest.fixture(scope="module")
-def parse(megatron_on_cpu):
-    """Megatron's parser with the hdp group, over a sound launch line."""
-    from megatron.training.arguments import add_megatron_arguments
-
-    from megatron_hdp.runtime.options import add_hdp_arguments
-
-    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    parser = add_hdp_arguments(parser)
-    return lambda argv: parser.parse_args([*BASE, *argv.split()])
 
 
 @pytest.mark.parametrize(
