@@ -18,7 +18,7 @@ COPIES = {
     "my-cluster.json": "simulation/clusters/bytescale-inferred.json",
 }
 """What `profile`, or a user by hand, would have written."""
-CORPORA = ("data/corpus", "out/quickstart/code")
+CORPORA = ("data/corpus", "out/quickstart/code", "out/mine")
 PLACEHOLDERS = {"/data/corpus": "data/corpus"}
 """Words of the pages that stand for a user's own, and what they are here."""
 YOUR_ARGUMENTS = (
@@ -39,7 +39,7 @@ def make(folder: Path, corpus: str) -> Path:
     for name, source in COPIES.items():
         shutil.copy(PRESETS / source, folder / name)
     for prefix in CORPORA:
-        (folder / prefix).parent.mkdir(parents=True)
+        (folder / prefix).parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".bin", ".idx"):
             shutil.copy(corpus + suffix, folder / (prefix + suffix))
     return folder
