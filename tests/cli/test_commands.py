@@ -135,6 +135,8 @@ def test_plan_reads_text_and_a_corpus(tmp_path, corpus):
         (["--distribution", "prolong", "--profile", "nothing"], ["cost model nothing", "presets"]),
         (["--distribution", "prolong", "--picture", "x.gif"], ["x.gif", ".png or .html"]),
         (["--distribution", "prolong", "--device-memory", "80"], ["--device-memory", "--vocab"]),
+        (["--distribution", "prolong", "--window", "-1"], ["--window -1", "at least 0"]),
+        (["--distribution", "prolong", "--window-layers", "0.5"], ["0.5 has no window"]),
     ],
 )
 def test_plan_refuses_in_one_sentence(argv, words):
