@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,8 +12,12 @@ from megatron_hdp.planning import Plan, StepRequest
 from megatron_hdp.planning.builder import PlanBuilder
 
 
-def random_plan(request: StepRequest, num_ranks: int, rng: np.random.RandomState) -> Plan:
+def random_plan(
+    request: StepRequest, num_ranks: int, rng: np.random.RandomState, degree: int = 1
+) -> Plan:
     """Places the request's sequences at random; the capacity is whatever that needs.
+
+    Of the rings that `degree` divides, each second one splits heads over so many members.
 
     Ranks end early, hold only zero-loss micro-batches, or nothing but a shard of no token.
     """
@@ -32,18 +37,24 @@ def random_plan(request: StepRequest, num_ranks: int, rng: np.random.RandomState
     for sequence in left:
         rank = int(rng.choice(np.flatnonzero(reach)))
         builder.add_local(rank, int(rng.randint(reach[rank])), [sequence])
-    return builder.build(request.step, "random")
+    plan = builder.build(request.step, "random")
+    degrees = np.where(plan.ring_sizes % degree == 0, degree, 1)
+    degrees[::2] = 1
+    return replace(plan, head_degrees=degrees.astype(np.int32))
 
 
 class RandomPlanner:
     """Stands where the data iterator's planner stands; the same plans on all ranks."""
 
-    def __init__(self, request: Callable[[int], StepRequest], num_ranks: int, seed: int) -> None:
+    def __init__(
+        self, request: Callable[[int], StepRequest], num_ranks: int, seed: int, degree: int = 1
+    ) -> None:
         self._request, self._num_ranks, self._seed = request, num_ranks, seed
+        self._degree = degree
 
     def get(self, step: int) -> Plan:
         rng = np.random.RandomState([self._seed, step])
-        plan = random_plan(self._request(step), self._num_ranks, rng)
+        plan = random_plan(self._request(step), self._num_ranks, rng, self._degree)
         plan.validate(pipeline_depth=4)
         return plan
 

@@ -27,6 +27,8 @@ ENDS = {
     ("runtime/attention/transfers.py", "self._arriving_dkv.wait"): "a Transfer",
     ("runtime/attention/direct_transfers.py", "self._kv.pop.wait"): "a Transfer",
     ("runtime/attention/direct_transfers.py", "transfer.wait"): "a Transfer",
+    ("runtime/attention/head_split.py", "transfer.wait"): "a Transfer",
+    ("testing/virtual_ranks.py", "transfer.wait"): "a mailbox, which has a timeout",
     ("runtime/moe/counts.py", "state.communicators.exchange.wait"): "a Transfer",
     ("runtime/profiling/links.py", "communicators.exchange.wait"): "a Transfer",
     ("runtime/ring_groups.py", "dist.barrier"): "its group's timeout; RingGroupsError says who",

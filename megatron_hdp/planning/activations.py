@@ -40,6 +40,8 @@ class ModelShape:
     """Of a norm's mean and reciprocal deviation."""
     tensor_model_parallel_size: int = 1
     sequence_parallel: bool = False
+    split_heads: bool = False
+    """Rings may split heads, whose share of the output is then saved beside the output."""
     recompute: frozenset[str] = frozenset()
     """Modules of selective recompute, or FULL alone."""
     recompute_method: str = "uniform"
@@ -105,7 +107,7 @@ def _attention(shape: ModelShape) -> float:
     width = shape.kv_channels * shape.value_bytes
     saved = (2 * heads + 2 * groups) * width
     if "core_attn" not in shape.recompute:
-        saved += heads * _LSE_BYTES
+        saved += heads * _LSE_BYTES + (heads * width if shape.split_heads else 0)
     saved += 4 * shape.rotary_channels * shape.value_bytes
     if shape.qk_layernorm:
         saved += _norm(shape, heads * width, heads) + _norm(shape, groups * width, groups)

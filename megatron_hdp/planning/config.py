@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from megatron_hdp.planning.cost import CostModel
+from megatron_hdp.planning.head_parallel import HeadShape
 from megatron_hdp.planning.values import IntArray, PlanError
 from megatron_hdp.planning.windows import NO_WINDOWS, Windows
 
@@ -55,6 +56,9 @@ class PlannerConfig:
     """Sliding windows of the layers; without any, the cost model's own."""
     slower_across: float = 1.0
     """Links across nodes are slower than the cost model says by this factor."""
+    heads: HeadShape | None = None
+    """Heads that rings may split where it pays (`head_parallel`); None: they stay whole. Transfers
+    then weigh what these heads do, not the cost model's."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -85,6 +89,11 @@ class PlannerConfig:
     def cost(self) -> CostModel:
         """The cost model, read once per process."""
         model = _load(self.cost_model, self.tensor_parallel, self.slower_across, self.windows)
+        if self.heads is not None:
+            # A preset is of another model, and what pays depends on the heads alone.
+            hop, moved = self.heads.hop_bytes, self.heads.moved_bytes
+            ranks = self.tensor_parallel
+            model = replace(model, ring_bytes=hop * ranks, head_bytes=moved * ranks)
         if self.expert_ranks == 1:
             return model
         return model.with_experts(self.expert_ranks, self.exchange_bytes)

@@ -22,7 +22,10 @@ from megatron_hdp.planning.windows import NO_WINDOWS, Windows
 
 FloatArray = NDArray[np.float64]
 
-_MAY_BE_ZERO = ("latency_s", "exchange_s")
+_MAY_BE_ZERO = ("latency_s", "exchange_s", "head_bytes")
+
+_EXCHANGES_OVER_HOP = 4 / 3
+"""An exchange before and one after attention, in both passes; a hop's latency is of 3 messages."""
 
 MEASURED = "measured"
 """In a profile file: what the coefficients were fitted to, for people; not part of the model."""
@@ -63,6 +66,9 @@ class CostModel:
     """Seconds per token for the experts' exchange, forward and backward."""
     windows: Windows = NO_WINDOWS
     """Sliding windows of the layers; none in a file, since a launch line decides them."""
+    head_bytes: float = 0.0
+    """Bytes per token of q, k, v, out and their gradients, of which splitting heads over u members
+    sends (u-1)/u; 0: heads are not split."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -169,6 +175,7 @@ class CostModel:
         carried: FloatArray,
         size: NDArray[np.integer],
         hop_s: FloatArray | None = None,
+        degree: NDArray[np.integer] | int = 1,
     ) -> FloatArray:
         """Seconds on every member of a ring, without the fixed part; element-wise.
 
@@ -182,13 +189,32 @@ class CostModel:
             carried: sum of `hop_tokens`.
             size: members, 1 for local.
             hop_s: seconds per token of a transfer, where the ring's place is known.
+            degree: members that heads are split over, so that the ring is size / degree long; the
+                exchange of heads is not in the result.
         """
         p = np.asarray(size, np.float64)
         per_token = self.hop_s(size) if hop_s is None else hop_s
-        step = self._scale * self.attention_s * squares / (p * p)
+        hops = p / np.asarray(degree, np.float64)
+        step = self._scale * self.attention_s * squares / (p * hops)
         transfer = per_token * carried / p + self.layers * self.latency_s
         linear = self._scale * self.token_s * tokens / p
-        result: FloatArray = linear + step + (p - 1) * np.maximum(step, transfer)
+        result: FloatArray = linear + step + (hops - 1) * np.maximum(step, transfer)
+        return result
+
+    def head_exchange_s(
+        self, tokens: FloatArray, degree: NDArray[np.integer], hop_s: FloatArray
+    ) -> FloatArray:
+        """Seconds of the exchanges that split heads and join them again; nothing hides them.
+
+        Args:
+            tokens: of a member's shard; degree: members that heads are split over, 1: none.
+            hop_s: seconds per token of a hop between these members.
+        """
+        u = np.asarray(degree, np.float64)
+        moved = hop_s * self.head_bytes / self.ring_bytes * (u - 1) / u * tokens
+        result: FloatArray = np.where(
+            u > 1, moved + _EXCHANGES_OVER_HOP * self.layers * self.latency_s, 0.0
+        )
         return result
 
     def sequence_s(self, lengths: NDArray[np.integer], size: NDArray[np.integer]) -> FloatArray:

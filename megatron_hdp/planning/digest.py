@@ -28,6 +28,7 @@ def digest(plan: Plan, *, corpus: str = "", config: str = "") -> PlanDigest:
         plan.ring_slots,
         plan.micro_batch_counts,
         plan.offload_ratios,
+        plan.head_degrees,
     )
     head = np.array([plan.step, plan.num_ranks, plan.capacity, plan.num_layers], np.int64)
     return PlanDigest(

@@ -10,6 +10,7 @@ from megatron_hdp.planning.auto import plan_auto
 from megatron_hdp.planning.balance import plan_dp_balance, plan_pp_balance
 from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.degrees import with_given_ratio
+from megatron_hdp.planning.head_parallel import with_head_degrees
 from megatron_hdp.planning.naive import plan_naive
 from megatron_hdp.planning.replay import micro_batch_s, replay
 from megatron_hdp.planning.slots import in_whole_groups
@@ -42,7 +43,7 @@ def plan_step(config: PlannerConfig, request: StepRequest) -> Plan:
     plan = strategy(config, request)
     if config.slot_group > 1:
         plan = in_whole_groups(plan, config.slot_group)
-    plan = with_given_ratio(plan, config)
+    plan = with_head_degrees(with_given_ratio(plan, config), config)
     plan = replace(plan, predicted_s=micro_batch_s(plan, config.cost()))
     plan.validate(
         ids=request.ids,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from megatron_hdp.planning.cost import CostModel, FloatArray
 from megatron_hdp.planning.experts import meetings
+from megatron_hdp.planning.head_parallel import ring_seconds
 from megatron_hdp.planning.values import Plan
 
 
@@ -49,29 +50,13 @@ def micro_batch_s(plan: Plan, cost: CostModel, *, free_gaps: bool = False) -> Fl
         at, weights=cost.local_s(plan.lengths[local]), minlength=total
     )
     if plan.num_rings:
-        on_ring = np.flatnonzero(plan.ring_of >= 0)
-        rings, lengths = plan.ring_of[on_ring], plan.lengths[on_ring].astype(np.float64)
-        size = plan.ring_sizes[rings]
-        squares, tokens, carried = (
-            np.bincount(rings, weights=each, minlength=plan.num_rings)
-            for each in (cost.squares(lengths, size), lengths, cost.hop_tokens(lengths, size))
-        )
-        hop = cost.hop_s(_node_span(plan, cost))
-        ring = cost.ring_s(squares, tokens, carried, plan.ring_sizes, hop)
+        ring = ring_seconds(plan, cost, plan.head_degrees)
         members = np.repeat(np.arange(plan.num_rings), plan.ring_sizes)
         where = plan.first_micro_batch[plan.ring_ranks] + plan.ring_slots[members]
         seconds[where] += ring[members]
     if free_gaps:
         seconds[plan.micro_batch_tokens == 0] = 0.0
     return seconds
-
-
-def _node_span(plan: Plan, cost: CostModel) -> NDArray[np.int64]:
-    """[R] 1 where a ring stays in one node, else more than a node."""
-    node = plan.ring_ranks // cost.ranks_per_node
-    starts = plan.ring_offsets[:-1]
-    crosses = np.maximum.reduceat(node, starts) != np.minimum.reduceat(node, starts)
-    return np.where(crosses, cost.ranks_per_node + 1, 1)
 
 
 def replay(

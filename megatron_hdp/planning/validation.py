@@ -114,6 +114,8 @@ def _check_shapes(plan: Plan) -> None:
     for name in ("offload_ratios", "predicted_s"):
         if len(getattr(plan, name)) not in (0, total):
             raise PlanError(f"the plan's {name} do not match its {total} micro-batches")
+    if len(plan.head_degrees) not in (0, rings):
+        raise PlanError(f"the plan's head_degrees do not match its {rings} rings")
 
 
 def _check_sequences(plan: Plan, ids: IntArray | None, lengths: IntArray | None) -> None:
@@ -159,6 +161,12 @@ def _check_rings(plan: Plan) -> None:
     place = slots * plan.num_ranks + plan.ring_ranks
     if len(np.unique(place)) != len(place):
         raise PlanError("two rings share a rank and a slot")
+    degrees = plan.head_degrees
+    if len(degrees) and (degrees.min() < 1 or np.any(sizes % degrees)):
+        wrong = int(np.flatnonzero((degrees < 1) | (sizes % np.maximum(degrees, 1) > 0))[0])
+        raise PlanError(
+            f"a ring of {sizes[wrong]} ranks cannot split heads over {degrees[wrong]} of them"
+        )
 
 
 def _check_slots(plan: Plan, expert_ranks: int, slot_group: int) -> None:

@@ -53,6 +53,8 @@ class MicroBatch:
     local_sequences: tuple[Sequence, ...]
     offload_ratio: float = 0.0
     predicted_s: float = 0.0
+    head_degree: int = 1
+    """Neighbours in the ring that split heads among them (`head_parallel`); 1: none do."""
 
 
 def cut_points(length: int, ring_size: int) -> list[int]:
@@ -134,6 +136,8 @@ class Plan:
     """[M] share of saved bytes that goes to the host, per micro-batch; empty means all zero."""
     predicted_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """[M] predicted seconds (forward and backward) per micro-batch; empty means not predicted."""
+    head_degrees: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[R] members that heads are split over, per ring; empty means that none are."""
     num_layers: int = 0
     """Transformer layers per rank, for the memory rule under offload."""
     loss_share: float = 0.0
@@ -219,6 +223,7 @@ class Plan:
         ring_parts: list[list[Sequence]] = [[] for _ in range(count)]
         local_parts: list[list[Sequence]] = [[] for _ in range(count)]
         rings: list[Ring | None] = [None] * count
+        degrees = [1] * count
         for shard in mine[np.argsort(sequence[mine], kind="stable")]:
             seq, slot = int(sequence[shard]), int(micro_batch[shard]) - start
             value = Sequence(int(self.ids[seq]), int(self.lengths[seq]))
@@ -228,6 +233,7 @@ class Plan:
             else:
                 ring_parts[slot].append(value)
                 rings[slot] = rings[slot] or self.ring(ring)
+                degrees[slot] = int(self.head_degrees[ring]) if len(self.head_degrees) else 1
         ratios, predicted = self.offload_ratios, self.predicted_s
         return [
             MicroBatch(
@@ -237,6 +243,7 @@ class Plan:
                 tuple(local_parts[slot]),
                 float(ratios[start + slot]) if len(ratios) else 0.0,
                 float(predicted[start + slot]) if len(predicted) else 0.0,
+                degrees[slot],
             )
             for slot in range(count)
         ]

@@ -20,6 +20,9 @@ from megatron_hdp.runtime.waiting import waiting
 Channel = Literal["kv", "dkv"]
 
 
+_PHASES = ("forward", "backward", "router", "heads forward", "heads backward")
+
+
 class TransferLabel(NamedTuple):
     """Says which transfer this is, for messages and, on gloo, for matching."""
 
@@ -27,7 +30,7 @@ class TransferLabel(NamedTuple):
     slot: int
     layer: int
     phase: str
-    """forward, backward or router."""
+    """One of forward, backward, router, heads forward, heads backward."""
     ring_step: int
     ring: tuple[int, ...]
 
@@ -40,22 +43,22 @@ class TransferLabel(NamedTuple):
     @property
     def tag(self) -> int:
         """A gloo tag: a transfer of a wrong plan then times out instead of pairing wrongly."""
-        phase = ("forward", "backward", "router").index(self.phase)
-        return (((self.slot % 4096) * 512 + self.layer % 512) * 3 + phase) * 256 + (
-            self.ring_step % 256
-        )
+        phase = _PHASES.index(self.phase)
+        return (
+            ((self.slot % 1024) * 512 + self.layer % 512) * len(_PHASES) + phase
+        ) * 256 + self.ring_step % 256
 
 
-class Transfer:
-    """A send and a receive under way together."""
+class Transfer[Received]:
+    """Sends and receives under way together."""
 
     def __init__(
         self,
         works: Sequence[dist.Work],
         label: TransferLabel,
         awaited: Sequence[str],
-        received: torch.Tensor,
-        sent: torch.Tensor,
+        received: Received,
+        sent: object,
     ) -> None:
         self.works = works
         """The send, then the receive, of those that there are."""
@@ -65,8 +68,8 @@ class Transfer:
         self._received = received
         self._sent = sent  # gloo reads it until the send completes
 
-    def wait(self) -> torch.Tensor:
-        """The received buffer, when it is there (on CUDA: ordered on the current stream).
+    def wait(self) -> Received:
+        """What was received, when it is there (on CUDA: ordered on the current stream).
 
         Raises:
             RuntimeError: a peer did not come within the timeout, or the connection broke.
@@ -75,6 +78,10 @@ class Transfer:
             with waiting(f"{peer}, in {self._label}"):
                 work.wait()
         return self._received
+
+
+Peers = Sequence[tuple[int, torch.Tensor]]
+"""HDP ranks, each with a contiguous buffer of its own."""
 
 
 @dataclass
@@ -125,23 +132,43 @@ class DomainCommunicators:
         to: int,
         source: int,
         label: TransferLabel,
-    ) -> Transfer:
+    ) -> Transfer[torch.Tensor]:
         """Sends one contiguous buffer to HDP rank `to` while one comes from HDP rank `source`.
 
         Empty buffers are not sent; both sides know the sizes from the plan.
         """
+        works, awaited = self._post(channel, [(to, sent)], [(source, received)], label)
+        return Transfer(works, label, awaited, received, sent)
+
+    def exchange_all(
+        self,
+        channel: Channel,
+        sent: Peers,
+        received: Peers,
+        *,
+        label: TransferLabel,
+    ) -> Transfer[Peers]:
+        """The same with several HDP ranks at once: one buffer to each, one from each."""
+        works, awaited = self._post(channel, sent, received, label)
+        return Transfer(works, label, awaited, received, sent)
+
+    def _post(
+        self, channel: Channel, sent: Peers, received: Peers, label: TransferLabel
+    ) -> tuple[Sequence[dist.Work], list[str]]:
+        """The works under way, and a clause of what each waits for."""
         group = self.groups[channel]
         ops, awaited = [], []
         tag = label.tag if dist.get_backend(group) == "gloo" else 0
-        if sent.numel():
-            ops.append(dist.P2POp(dist.isend, sent, self.global_ranks[to], group, tag))
-            awaited.append(f"HDP rank {to} (rank {self.global_ranks[to]}) to receive")
-            self.bytes_sent += sent.numel() * sent.element_size()
-        if received.numel():
-            ops.append(dist.P2POp(dist.irecv, received, self.global_ranks[source], group, tag))
-            awaited.append(f"HDP rank {source} (rank {self.global_ranks[source]}) to send")
+        for to, buffer in sent:
+            if buffer.numel():
+                ops.append(dist.P2POp(dist.isend, buffer, self.global_ranks[to], group, tag))
+                awaited.append(f"HDP rank {to} (rank {self.global_ranks[to]}) to receive")
+                self.bytes_sent += buffer.numel() * buffer.element_size()
+        for source, buffer in received:
+            if buffer.numel():
+                ops.append(dist.P2POp(dist.irecv, buffer, self.global_ranks[source], group, tag))
+                awaited.append(f"HDP rank {source} (rank {self.global_ranks[source]}) to send")
         if not ops:
-            return Transfer([], label, [], received, sent)
+            return [], []
         with waiting(f"{' and '.join(awaited)}, in {label}"):
-            works = dist.batch_isend_irecv(ops)
-        return Transfer(works, label, awaited, received, sent)
+            return dist.batch_isend_irecv(ops), awaited

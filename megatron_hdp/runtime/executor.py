@@ -290,6 +290,7 @@ def _loss_totals(reports: Any) -> tuple[float, float]:
 def _slot_record(layout: Any) -> dict[str, object]:
     return {
         "ring": list(layout.ring or ()),
+        "head_degree": layout.head_degree,
         "ring_tokens": layout.ring_tokens,
         "local_tokens": layout.num_tokens - layout.ring_tokens - layout.padding,
     }

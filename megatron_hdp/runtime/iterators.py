@@ -18,7 +18,7 @@ from megatron_hdp import cpu
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.requests import Steps
 from megatron_hdp.data.sources import PackSource, source_of
-from megatron_hdp.planning import PlanError
+from megatron_hdp.planning import PlanError, PlannerConfig
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention.kernels import describe_choice
@@ -105,7 +105,7 @@ def _announce(session: Session, args: Namespace) -> None:
     print_rank_0(
         f"hdp: domain of {size} ranks, capacity {config.capacity} tokens, strategy "
         f"{config.strategy}, cost model {config.cost().name}, attention {attention}, "
-        f"cross-entropy {choose_loss(options, args).mode}"
+        f"cross-entropy {choose_loss(options, args).mode}{_head_parallel(config)}"
     )
     # CPU mode chooses a backend for Megatron itself; Transformer Engine's attention reads them.
     if cpu.is_installed() or options.uses_transformer_engine:
@@ -113,6 +113,14 @@ def _announce(session: Session, args: Namespace) -> None:
     replaced = replaced_choices(args)
     if replaced is not None:
         print_rank_0(f"hdp: {replaced}")
+
+
+def _head_parallel(config: PlannerConfig) -> str:
+    if config.heads is None:
+        return ""
+    degrees = ", ".join(map(str, config.heads.degrees()))
+    heads = f"{config.heads.heads} heads on {config.heads.groups}"
+    return f", {heads} split over {degrees} of a ring" if degrees else f", {heads} stay whole"
 
 
 def _iterator_provider(provider: Provider, session: Session, args: Namespace) -> Provider:

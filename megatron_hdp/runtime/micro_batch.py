@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from megatron_hdp.runtime.communicator import DomainCommunicators
+from megatron_hdp.runtime.head_split import split_heads
 from megatron_hdp.runtime.sharding import (
     BlockCall,
     Boundaries,
@@ -73,6 +74,22 @@ class AttentionCalls:
 
 
 @dataclass(frozen=True)
+class HeadSplitState:
+    """A HeadSplit on the device."""
+
+    members: tuple[int, ...]
+    """HDP ranks that split heads, in ring order."""
+    place: int
+    """Mine among them."""
+    shared: MicroBatchState
+    """What they hold together, as a micro-batch of its own, with my share of the heads."""
+    rows: tuple[DeviceRows, ...]
+    """Each member's rows in `shared`, in the order of its ring prefix."""
+    rest: VarlenArguments | None
+    """One causal call over local sequences and padding, with all heads; None: there are none."""
+
+
+@dataclass(frozen=True)
 class MicroBatchState:
     """Layout, device tensors and communicators of one micro-batch; made once, before its forward.
 
@@ -96,6 +113,8 @@ class MicroBatchState:
     """Share of what each layer saves that waits for backward on the host."""
     transformer_engine: TEMicroBatch | None = None
     """With it Transformer Engine's attention runs the micro-batch, else HDP's ring."""
+    head_split: HeadSplitState | None = None
+    """With it the ring's members split heads; `steps` is then empty."""
 
     _windowed: dict[int, AttentionCalls] = field(default_factory=dict, repr=False, compare=False)
 
@@ -161,7 +180,30 @@ class MicroBatchState:
             whole_cu_seqlens=on_device(device, np.array([0, layout.num_tokens], np.int32)),
             own=_arguments(device, layout.own),
             steps=_steps(device, layout.steps),
+            head_split=_head_split(layout, step, slot, communicators, device),
         )
+
+
+def _head_split(
+    layout: MicroBatchLayout,
+    step: int,
+    slot: int,
+    communicators: DomainCommunicators,
+    device: torch.device,
+) -> HeadSplitState | None:
+    split = split_heads(layout)
+    if split is None:
+        return None
+    move = _CallMover(device)
+    return HeadSplitState(
+        split.members,
+        split.place,
+        MicroBatchState.build(
+            split.shared, step=step, slot=slot, communicators=communicators, device=device
+        ),
+        tuple(move.rows(rows) for rows in split.rows),
+        None if split.rest is None else _arguments(device, split.rest),
+    )
 
 
 class _CallMover:

@@ -7,6 +7,7 @@ from argparse import Namespace
 
 from megatron_hdp import cpu
 from megatron_hdp.planning.activations import FULL, ModelShape
+from megatron_hdp.planning.head_parallel import HeadShape
 from megatron_hdp.planning.windows import NO_WINDOWS, Windows
 from megatron_hdp.runtime.core_attention import layer_window
 
@@ -41,9 +42,21 @@ def model_shape(args: Namespace) -> ModelShape:
         statistic_bytes=value_bytes if on_cpu else 4,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         sequence_parallel=args.sequence_parallel,
+        split_heads=getattr(args, "hdp_head_parallel", "off") != "off",
         recompute=_recomputed(args),
         recompute_method=args.recompute_method or "uniform",
         recompute_num_layers=args.recompute_num_layers or 1,
+    )
+
+
+def head_shape(args: Namespace) -> HeadShape:
+    """A TP rank's attention heads."""
+    shape, parallel = model_shape(args), args.tensor_model_parallel_size
+    return HeadShape(
+        heads=shape.num_attention_heads // parallel,
+        groups=max(1, shape.num_query_groups // parallel),
+        head_dim=shape.kv_channels,
+        value_bytes=shape.value_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from megatron_hdp import cpu
 from megatron_hdp.cpu.arguments import set_cpu_defaults
 from megatron_hdp.data.long_documents import LONG_DOCUMENTS
 from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE
+from megatron_hdp.runtime.attention.support import HEAD_PARALLEL
 from megatron_hdp.runtime.help_text import repair_help
 
 LOADERS = ("local", "ray")
@@ -29,6 +30,8 @@ class HdpOptions:
     """The attention kernel under the ring; auto takes the best that this machine has."""
     te_groups: int = 64
     """Rings that may have a process group at a time; only for Transformer Engine's attention."""
+    head_parallel: str = "off"
+    """Whether rings may split heads among their members: off, or auto (where it pays)."""
     cross_entropy: str = "auto"
     """The loss: fused (Triton), chunked, megatron, or auto (megatron where that fits)."""
     cross_entropy_chunk: int = 1024
@@ -129,6 +132,12 @@ def add_hdp_group(parser: argparse.ArgumentParser, default: HdpOptions) -> argpa
         default=default.te_groups,
         help="Rings that may have a process group at a time, with --hdp-attention "
         "transformer_engine.",
+    )
+    group.add_argument(
+        "--hdp-head-parallel",
+        choices=HEAD_PARALLEL,
+        default=default.head_parallel,
+        help="auto: rings split heads among members where that sends less and is not slower.",
     )
     _add_loss_arguments(group, default)
     _add_loader_arguments(group, default)

@@ -88,7 +88,9 @@ class MicroBatchLayout:
     own: Boundaries
     """Step 0: one causal call over shards, local sequences and padding."""
     steps: tuple[RingStep, ...]
-    """Steps 1 .. P-1, in the order in which K/V arrive."""
+    """Steps 1 .. P-1, in the order in which K/V arrive; none where heads are split."""
+    head_degree: int = 1
+    """Neighbours in the ring that split heads among them (`head_split`); 1: none do."""
 
     @classmethod
     def build(cls, micro_batch: MicroBatch, rank: int, *, multiple_of: int = 1) -> MicroBatchLayout:
@@ -99,14 +101,16 @@ class MicroBatchLayout:
         """
         ring = micro_batch.ring.ranks if micro_batch.ring is not None else ()
         index = ring.index(rank) if ring else 0
+        whole = micro_batch.head_degree == 1
         return cls.of_shards(
             micro_batch,
             ring,
             index,
-            [_shard(sequence, len(ring), index) for sequence in micro_batch.ring_sequences],
+            [ring_shard(sequence, len(ring), index) for sequence in micro_batch.ring_sequences],
             peer_ring_tokens=_ring_tokens(micro_batch.ring_sequences, len(ring)),
-            steps=_ring_steps(micro_batch.ring_sequences, len(ring), index),
+            steps=_ring_steps(micro_batch.ring_sequences, len(ring), index) if whole else (),
             multiple_of=multiple_of,
+            head_degree=micro_batch.head_degree,
         )
 
     @classmethod
@@ -120,6 +124,7 @@ class MicroBatchLayout:
         peer_ring_tokens: tuple[int, ...],
         steps: tuple[RingStep, ...],
         multiple_of: int,
+        head_degree: int = 1,
     ) -> MicroBatchLayout:
         """A layout whose ring shards were cut by whoever runs the ring.
 
@@ -152,6 +157,7 @@ class MicroBatchLayout:
             peer_ring_tokens=peer_ring_tokens,
             own=call_boundaries(own, own),
             steps=steps,
+            head_degree=head_degree,
         )
 
 
@@ -165,7 +171,8 @@ def _chunks(sequence: Sequence, ring_size: int, index: int) -> tuple[Piece, Piec
     )
 
 
-def _shard(sequence: Sequence, ring_size: int, index: int) -> list[Piece]:
+def ring_shard(sequence: Sequence, ring_size: int, index: int) -> list[Piece]:
+    """The pieces of a sequence that a ring's member holds; none of them is empty."""
     return [piece for piece in _chunks(sequence, ring_size, index) if piece[2] > piece[1]]
 
 
@@ -175,7 +182,7 @@ def _tokens(pieces: Seq[Piece]) -> int:
 
 def _ring_tokens(sequences: Seq[Sequence], ring_size: int) -> tuple[int, ...]:
     return tuple(
-        sum(_tokens(_shard(sequence, ring_size, index)) for sequence in sequences)
+        sum(_tokens(ring_shard(sequence, ring_size, index)) for sequence in sequences)
         for index in range(ring_size)
     )
 

@@ -146,7 +146,7 @@ class TimedCommunicators(DomainCommunicators):
         to: int,
         source: int,
         label: TransferLabel,
-    ) -> Transfer:
+    ) -> Transfer[torch.Tensor]:
         hop = Hop(label.phase, channel, label.ring_step)
         begin = time.monotonic()
         transfer = super().exchange(channel, sent, received, to=to, source=source, label=label)

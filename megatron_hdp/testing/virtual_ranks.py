@@ -19,9 +19,17 @@ import torch
 from megatron_hdp.planning.values import MicroBatch, Ring
 from megatron_hdp.planning.values import Sequence as SequenceOf
 from megatron_hdp.runtime.attention import Kernel
-from megatron_hdp.runtime.attention.ring import ring_backward, ring_forward
-from megatron_hdp.runtime.attention.sinks import add_sink, sink_gradient
-from megatron_hdp.runtime.communicator import Channel, DomainCommunicators, TransferLabel
+from megatron_hdp.runtime.attention.function import (
+    AttentionPass,
+    attention_backward,
+    attention_forward,
+)
+from megatron_hdp.runtime.communicator import (
+    Channel,
+    DomainCommunicators,
+    Peers,
+    TransferLabel,
+)
 from megatron_hdp.runtime.micro_batch import MicroBatchState
 from megatron_hdp.runtime.sharding import MicroBatchLayout
 
@@ -87,6 +95,19 @@ class _VirtualTransfer:
 
 
 @dataclass
+class _VirtualTransfers:
+    """What `exchange_all` returns between virtual ranks."""
+
+    transfers: Sequence[_VirtualTransfer]
+    received: Peers
+
+    def wait(self) -> Peers:
+        for transfer in self.transfers:
+            transfer.wait()
+        return self.received
+
+
+@dataclass
 class _Mailbox:
     sent: queue.Queue[torch.Tensor] = field(default_factory=queue.Queue)
     taken: queue.Queue[None] = field(default_factory=queue.Queue)
@@ -118,6 +139,19 @@ class VirtualCommunicators(DomainCommunicators):
         if received.numel():
             inbox = self._mailbox(channel, source, self.rank, label)
         return _VirtualTransfer(self.turns, received, inbox, outbox)
+
+    def exchange_all(  # type: ignore[override]
+        self, channel: Channel, sent: Peers, received: Peers, *, label: TransferLabel
+    ) -> _VirtualTransfers:
+        nothing = torch.empty(0)
+        outgoing = [
+            self.exchange(channel, x, nothing, to=to, source=to, label=label) for to, x in sent
+        ]
+        arriving = [
+            self.exchange(channel, nothing, x, to=source, source=source, label=label)
+            for source, x in received
+        ]
+        return _VirtualTransfers([*arriving, *outgoing], received)
 
     def _mailbox(self, channel: Channel, source: int, to: int, label: TransferLabel) -> _Mailbox:
         return self.mailboxes.setdefault((channel, source, to, label), _Mailbox())
@@ -157,14 +191,10 @@ class VirtualRank:
         """
         q, k, v = self.inputs
         scale = q.shape[-1] ** -0.5
-        out, lse = ring_forward(q, k, v, self.state, kernel, scale, 1, window)
-        if sink is not None:
-            add_sink(out, lse, sink)
-        gradients = ring_backward(
-            self.grad_out, q, k, v, out, lse, self.state, kernel, scale, 1, window
-        )
-        sinks = [] if sink is None else [sink_gradient(self.grad_out, out, lse, sink)]
-        return [out, *gradients, *sinks]
+        what = AttentionPass(self.state, kernel, scale, 1, window)
+        out, saved = attention_forward(q, k, v, sink, what)
+        *gradients, dsink = attention_backward(self.grad_out, saved, what)
+        return [out, *gradients] if dsink is None else [out, *gradients, dsink]
 
 
 def virtual_ranks(

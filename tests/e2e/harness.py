@@ -54,6 +54,8 @@ class Recorded:
     """Micro-batches that the schedule ran here, per training step."""
     rings: list[list[int]] = field(default_factory=list)
     """Ring sizes of every training step's plan."""
+    head_degrees: list[list[int]] = field(default_factory=list)
+    """Members that this rank's micro-batches split heads over, by training step."""
     sequences: list[int] = field(default_factory=list)
     """Sequences in every training step's plan."""
     mixed: int = 0
@@ -234,6 +236,7 @@ def _record_plan(recorded: Recorded) -> None:
         recorded.rings.append([int(size) for size in plan.ring_sizes])
         slots = session.current_session().last_record.slots
         recorded.counts.append(len(slots))
+        recorded.head_degrees.append([s["head_degree"] for s in slots])
         recorded.empty_slots += sum(not s["ring"] and not s["local_tokens"] for s in slots)
         recorded.mixed += sum(bool(s["ring"]) and s["local_tokens"] > 0 for s in slots)
 

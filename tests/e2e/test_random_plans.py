@@ -22,8 +22,8 @@ def stock(corpus) -> Recorded:
     return run_ranks(lambda: stock_pretrain(argv, keep_grads=1), 1)[0]
 
 
-def _train(argv: list[str], seed: int) -> Recorded:
-    plan_with(lambda request, num_ranks: RandomPlanner(request, num_ranks, seed))
+def _train(argv: list[str], seed: int, degree: int) -> Recorded:
+    plan_with(lambda request, num_ranks: RandomPlanner(request, num_ranks, seed, degree))
     return pretrain(argv, keep_grads=1)
 
 
@@ -44,7 +44,9 @@ def test_random_plans_equal_stock(corpus, stock, layout, ranks, seed):
     Training and evaluation; loss masks are all zero on some ranks' whole step.
     """
     argv = ["--data-path", corpus, *MODEL, "--hdp", *layout.split()]
-    got = run_ranks(lambda: _train(argv, seed), ranks)
+    degree = 1 if "tensor" in layout else 2  # of two K/V heads, TP leaves one to a rank
+    got = run_ranks(lambda: _train(argv, seed, degree), ranks)
+    assert {d for rank in got for step in rank.head_degrees for d in step} == {1, degree}
     counts = list(zip(*(rank.counts for rank in got), strict=True))
     assert sum(len(set(step)) > 1 for step in counts) > len(counts) / 2, counts
     assert {len(set(step)) for step in got[0].rings} > {1}, "no step mixes ring sizes"

@@ -134,3 +134,19 @@ def test_transformer_engines_ring_needs_a_fitting_line(megatron_on_cpu):
     good = {"transformer_impl": "transformer_engine", "cp_comm_type": ["p2p"], "hdp_te_groups": 1,
             "window_size": None, "softmax_type": "vanilla"}  # fmt: skip
     assert transformer_engine_refusals(SimpleNamespace(**good)) == []
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({}, None),
+    ({"hdp_head_parallel": "off", "window_size": (8, 0)}, None),
+    ({"window_size": (8, 0)}, "auto does not go with --window-size"),
+    ({"hdp_attention": "transformer_engine"}, "auto does not go with --hdp-attention"),
+    ({"hdp_head_parallel": "4"}, "4: use one of off, auto"),
+])  # fmt: skip
+def test_what_goes_with_splitting_heads(megatron_on_cpu, given, words):
+    from megatron_hdp.runtime.attention.backend_support import head_parallel_refusals
+
+    line = {"hdp_head_parallel": "auto", "hdp_attention": "auto", **given}
+    found = head_parallel_refusals(SimpleNamespace(**line))
+    assert len(found) == (words is not None)
+    assert words is None or found[0].startswith(f"--hdp-head-parallel {words}")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
+from megatron_hdp.runtime.attention.function import ring_attention
 from megatron_hdp.runtime.attention.kernels import Kernel, describe_kernels, select_kernel
-from megatron_hdp.runtime.attention.ring import ring_attention
 
 __all__ = ["Kernel", "describe_kernels", "ring_attention", "select_kernel"]

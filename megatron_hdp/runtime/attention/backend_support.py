@@ -9,7 +9,7 @@ import torch
 
 from megatron_hdp import cpu
 from megatron_hdp.runtime.attention.kernels import TRANSFORMER_ENGINE, choice_refusal
-from megatron_hdp.runtime.attention.support import attention_window
+from megatron_hdp.runtime.attention.support import HEAD_PARALLEL, attention_window
 
 
 def attention_refusals(args: argparse.Namespace) -> list[str]:
@@ -28,7 +28,28 @@ def attention_refusals(args: argparse.Namespace) -> list[str]:
     )
     if refusal:
         return [refusal]
-    return transformer_engine_refusals(args) if name == TRANSFORMER_ENGINE else []
+    found = head_parallel_refusals(args)
+    return found + (transformer_engine_refusals(args) if name == TRANSFORMER_ENGINE else [])
+
+
+def head_parallel_refusals(args: argparse.Namespace) -> list[str]:
+    """One sentence for each thing that does not go with --hdp-head-parallel."""
+    choice = getattr(args, "hdp_head_parallel", "off")
+    if choice == "off":
+        return []
+    if choice not in HEAD_PARALLEL:
+        return [f"--hdp-head-parallel {choice}: use one of {', '.join(HEAD_PARALLEL)}."]
+    if args.hdp_attention == TRANSFORMER_ENGINE:
+        return [
+            f"--hdp-head-parallel {choice} does not go with --hdp-attention transformer_engine, "
+            f"which runs rings of its own: leave it out, or use --hdp-attention auto."
+        ]
+    if attention_window(args) is not None:
+        return [
+            f"--hdp-head-parallel {choice} does not go with --window-size, whose layers send only "
+            f"the rows that are seen: leave it out."
+        ]
+    return []
 
 
 def transformer_engine_refusals(args: argparse.Namespace) -> list[str]:

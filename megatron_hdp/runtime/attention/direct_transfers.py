@@ -45,11 +45,11 @@ class DirectTransfers:
             for hop in range(1, self.size)
             if direct.received[hop] or direct.sent[hop] is not None
         ]
-        self._kv: dict[int, Transfer] = {}
+        self._kv: dict[int, Transfer[torch.Tensor]] = {}
         self._unsent = iter(self._hops)
         self._sum: torch.Tensor | None = None
         self._total: torch.Tensor | None = None
-        self._arriving_dkv: tuple[int, Transfer] | None = None
+        self._arriving_dkv: tuple[int, Transfer[torch.Tensor]] | None = None
         for _ in range(_AHEAD):
             self._send_next()
 
@@ -119,7 +119,7 @@ class DirectTransfers:
         received: torch.Tensor,
         hop: int,
         back: bool = False,
-    ) -> Transfer:
+    ) -> Transfer[torch.Tensor]:
         label = TransferLabel(
             self._state.step, self._state.slot, self._layer, self._phase, hop, self._ring
         )

@@ -10,82 +10,13 @@ Forward and backward of the ring stand side by side below.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from megatron_hdp.runtime.attention.direct_transfers import DirectTransfers
 from megatron_hdp.runtime.attention.kernels import Kernel
 from megatron_hdp.runtime.attention.query_rows import BackwardRows, ForwardRows
-from megatron_hdp.runtime.attention.sinks import add_sink, sink_gradient
 from megatron_hdp.runtime.attention.transfers import RingTransfers
 from megatron_hdp.runtime.micro_batch import AttentionCalls, DeviceRows, MicroBatchState
-
-
-def ring_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state: MicroBatchState,
-    *,
-    kernel: Kernel,
-    softmax_scale: float,
-    layer_number: int,
-    window: int | None = None,
-    sink: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Causal attention of every sequence of a micro-batch, over its ring; differentiable.
-
-    Args:
-        q: [T, H, D]; k, v: [T, G, D], rows in the layout's token order.
-        state: the micro-batch; kept by the autograd context, so that backward and recompute use it
-            whichever micro-batch is current then.
-        layer_number: only labels transfers.
-        window: tokens that a token sees before itself; None: all.
-        sink: [H] logits that take part in every row's softmax (see `sinks`); differentiable.
-
-    Returns:
-        [T, H, D] in q's dtype.
-    """
-    out: torch.Tensor = _RingAttention.apply(
-        q, k, v, sink, state, kernel, softmax_scale, layer_number, window
-    )
-    return out
-
-
-class _RingAttention(torch.autograd.Function):
-    """Saves q, k, v, out and LSE, the sink, and nothing else."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        sink: torch.Tensor | None,
-        state: MicroBatchState,
-        kernel: Kernel,
-        scale: float,
-        layer: int,
-        window: int | None,
-    ) -> torch.Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out, lse = ring_forward(q, k, v, state, kernel, scale, layer, window)
-        if sink is not None:
-            add_sink(out, lse, sink)
-        ctx.save_for_backward(q, k, v, out, lse, sink)
-        ctx.passed = (state, kernel, scale, layer, window)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_out = grad_outputs[0].contiguous()
-        q, k, v, out, lse, sink = ctx.saved_tensors
-        gradients = ring_backward(grad_out, q, k, v, out, lse, *ctx.passed)
-        dsink = None
-        if ctx.needs_input_grad[3]:
-            dsink = sink_gradient(grad_out, out, lse, sink)
-        return *gradients, dsink, None, None, None, None, None
 
 
 def ring_forward(

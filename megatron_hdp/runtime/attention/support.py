@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+HEAD_PARALLEL = ("off", "auto")
+"""What --hdp-head-parallel takes."""
+
 
 class _Setting(NamedTuple):
     """One field of TransformerConfig that the ring would otherwise ignore in silence."""

@@ -35,7 +35,7 @@ class RingTransfers:
         mine[0].copy_(k[: self.rows])
         mine[1].copy_(v[: self.rows])
         self._arriving_kv = self._pass_kv(0)
-        self._arriving_dkv: Transfer | None = None
+        self._arriving_dkv: Transfer[torch.Tensor] | None = None
 
     def kv(self, hop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [rows, G, D] after `hop` hops; they are passed on before they are used."""
@@ -61,7 +61,7 @@ class RingTransfers:
         received = self._dkv.at(hop + 1, self._rows_after(hop + 1))
         self._arriving_dkv = self._exchange("dkv", sent, received, hop)
 
-    def _pass_kv(self, hop: int) -> Transfer:
+    def _pass_kv(self, hop: int) -> Transfer[torch.Tensor]:
         sent = self._kv.at(hop, self._rows_after(hop))
         received = self._kv.at(hop + 1, self._rows_after(hop + 1))
         return self._exchange("kv", sent, received, hop + 1)
@@ -71,7 +71,7 @@ class RingTransfers:
 
     def _exchange(
         self, channel: Channel, sent: torch.Tensor, received: torch.Tensor, number: int
-    ) -> Transfer:
+    ) -> Transfer[torch.Tensor]:
         label = TransferLabel(
             self._state.step, self._state.slot, self._layer, self._phase, number, self._ring
         )

@@ -17,7 +17,7 @@ from megatron_hdp.planning.windows import Windows
 
 _LEAST = 1e-15
 """For what was too small to measure: a cost model's coefficients are positive."""
-_OF_A_JOB = ("tensor_parallel", "windows")
+_OF_A_JOB = ("tensor_parallel", "windows", "head_bytes")
 """Fields of a CostModel that a launch line decides, not a measurement."""
 _PRODUCTS = ("megatron-core", "torch", "numpy", "transformer-engine", "flash-attn")
 
