@@ -64,12 +64,20 @@ def _narrowed(config: PlannerConfig, request: StepRequest) -> Iterator[Plan]:
 
 
 def _paper(config: PlannerConfig, request: StepRequest) -> Iterator[Plan]:
-    try:
-        naive = plan_naive(config, request)
-        naive.validate()
-    except PlanError:  # the paper's rule can ask for more ranks than there are
-        return
-    yield naive
+    """The paper's rule; where it offloads more than copies or host allow, or at all, also without.
+
+    The paper's Eq. 3 knows no limit of the host's memory.
+    """
+    for tried in (config, replace(config, offload=False)):
+        try:
+            naive = plan_naive(tried, request)
+            naive.validate(pipeline_depth=config.pipeline_depth, expert_ranks=config.expert_ranks)
+        except PlanError:  # the paper's rule can ask for more ranks than there are
+            return
+        if copies_are_hidden(naive, config):
+            yield naive
+        if not naive.offload_ratios.any():
+            return
 
 
 _SMALL = 64

@@ -60,6 +60,22 @@ def test_no_offload_where_copies_would_show_or_not_fit(lengths, limit):
     assert not copies_are_hidden(with_needed_offload(plan_laminar(forced, request), forced), forced)
 
 
+@pytest.mark.parametrize(
+    ("depth", "loss_share", "host_memory"), [(1, 0.0, 1e12), (4, 0.3, 200e9), (1, 0.0, 200e9)]
+)
+def test_the_papers_narrow_ring_is_taken_where_the_host_holds_it(depth, loss_share, host_memory):
+    config = PlannerConfig(
+        64, 8192, slower_across=64.0, pipeline_depth=depth, loss_share=loss_share, offload=True,
+        host_memory=host_memory,
+    )  # fmt: skip
+    lengths, paper = np.array([200_000]), replace(config, strategy="naive")
+    held = (depth, host_memory) != (1, 200e9)
+    assert copies_are_hidden(_plan(paper, lengths), config) is held
+    assert copies_are_hidden(_plan(config, lengths), config)
+    best = replace(paper, offload=held)
+    assert _step_s(config, lengths) <= _step_s(best, lengths) * (1 + 1e-9)
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     st.integers(1, 40), st.sampled_from([1, 2, 4]), st.sampled_from([1.0, 8.0]),
