@@ -65,7 +65,7 @@ class CostModel:
     exchange_s: float = 0.0
     """Seconds per token for the experts' exchange, forward and backward."""
     windows: Windows = NO_WINDOWS
-    """Sliding windows of the layers; none in a file, since a launch line decides them."""
+    """Sliding windows of the layers; those of a launch line take the place of a file's."""
     head_bytes: float = 0.0
     """Bytes per token of q, k, v, out and their gradients, of which splitting heads over u members
     sends (u-1)/u; 0: heads are not split."""
@@ -97,7 +97,8 @@ class CostModel:
         try:
             values = json.loads(text)
             values.pop(MEASURED, None)
-            return cls(**values)
+            windows = values.pop("windows", None)
+            return cls(**values, windows=Windows(**windows) if windows else NO_WINDOWS)
         except (TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"cost model {name_or_path} cannot be read: {error}") from error
 

@@ -31,7 +31,6 @@ def slow_links(tmp_path_factory) -> str:
     """A cost model in which only bytes count."""
     path = tmp_path_factory.mktemp("profile") / "slow.json"
     preset = dataclasses.asdict(CostModel.load("cpu-estimate"))
-    del preset["windows"]  # of a launch line, not of a file
     preset.update(
         name="slow links", latency_s=0.0, inside_bytes_s=1e6, across_bytes_s=1e6, fixed_s=0.5
     )

@@ -56,7 +56,6 @@ def costly(tmp_path_factory) -> str:
     """A cost model in which a micro-batch costs so much that `auto` fills up behind rings."""
     path = tmp_path_factory.mktemp("profile") / "costly.json"
     preset = dataclasses.asdict(CostModel.load("h100-estimate"))
-    del preset["windows"]  # of a launch line, not of a file
     path.write_text(json.dumps(dict(preset, name="costly", fixed_s=0.5)))
     return str(path)
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -107,3 +110,18 @@ def test_plans_of_windowed_layers(request_, window, share, depth):
 def test_a_window_outside_its_range_is_refused():
     with pytest.raises(PlanError, match="share of 2"):
         Windows(5, 2)
+
+
+def test_a_file_may_hold_windows_and_those_of_the_launch_line_win(tmp_path):
+    path, windows = tmp_path / "model.json", Windows(500, 0.5)
+    model = CostModel.load("h100-estimate").with_windows(windows)
+    path.write_text(json.dumps(dataclasses.asdict(model)))
+    assert CostModel.load(str(path)) == model
+    config = PlannerConfig(4, 8192, cost_model=str(path))
+    assert config.cost().windows == windows
+    given = Windows(30, 1.0)
+    assert dataclasses.replace(config, windows=given).cost().windows == given
+    for wrong in ("500", {"size": 500}, {"window": 500, "share": 2}):
+        path.write_text(json.dumps({**dataclasses.asdict(model), "windows": wrong}))
+        with pytest.raises(PlanError, match=r"model\.json cannot be read"):
+            CostModel.load(str(path))
