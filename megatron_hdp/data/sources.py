@@ -179,11 +179,12 @@ class SampleSource(PackSource):
         sample = self._shuffle[pack]
         (first, begin), (last, end) = (map(int, row) for row in self._samples[sample : sample + 2])
         documents = [int(d) for d in self._documents[first : last + 1]]
+        lengths = self._corpus.lengths
         parts = []
         for i, document in enumerate(documents):
             start = begin if i == 0 else 0
             at_end = i == len(documents) - 1
-            stop = end + self._extra if at_end else int(self._corpus.lengths[document])
+            stop = end + self._extra if at_end else int(lengths[document])
             parts.append((document, start, stop - start))
         return parts
 

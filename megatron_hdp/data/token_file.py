@@ -8,7 +8,12 @@ mapping it takes whatever was in memory for tokens that did not come. So tokens 
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
+from contextlib import suppress
+from io import FileIO
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, get_bin_path,
 from numpy.typing import NDArray
 
 from megatron_hdp.data.errors import CorpusError
+
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (1.0, 5.0, 20.0)
+"""Before a read that failed is tried again."""
 
 
 class TokenFile:
@@ -33,24 +43,31 @@ class TokenFile:
     def __init__(self, dataset: Any, again: str = "copy or build it again") -> None:
         self._dataset, self._again = dataset, again
         self.path = str(getattr(dataset, "path_prefix", "the corpus"))
-        self._open()
+        self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_dataset": self._dataset, "_again": self._again, "path": self.path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open()
+        self._prepare()
 
-    def _open(self) -> None:
-        bin_, self._idx = get_bin_path(self.path), get_idx_path(self.path)
-        self._file = None
-        if isinstance(self._dataset, IndexedDataset) and os.path.isfile(bin_):
-            try:
-                self._file = open(bin_, "rb", buffering=0)  # noqa: SIM115 - for the object's life
-                self._idx_bytes = os.path.getsize(self._idx)
-            except OSError as error:
-                raise CorpusError(f"--data-path {self.path}: {error}.") from error
+    def _prepare(self) -> None:
+        # What derives from IndexedDataset may read in a way of its own.
+        self._is_read_here = type(self._dataset) is IndexedDataset and os.path.isfile(
+            get_bin_path(self.path)
+        )
+        self._file: FileIO | None = None
+        self._opening = threading.Lock()
+        if self._is_read_here:
+            self._idx_bytes = self._mapped_idx_bytes()
+
+    def _opened(self, *, again: bool = False) -> FileIO:
+        """The .bin, opened by the first who reads, since some ranks only ask for lengths."""
+        with self._opening:
+            if self._file is None or again:
+                self._file = FileIO(get_bin_path(self.path))
+            return self._file
 
     def get(self, document: int, offset: int, length: int) -> NDArray[np.integer]:
         """Tokens offset .. offset+length-1 of a document.
@@ -58,6 +75,7 @@ class TokenFile:
         Raises:
             CorpusError: the files do not give them.
         """
+        self.check_index()
         try:
             tokens = self._read(document, offset, length)
         except (OSError, ValueError) as error:
@@ -76,23 +94,20 @@ class TokenFile:
         Raises:
             CorpusError: it is shorter than it was.
         """
-        if self._file is None:
-            return
-        try:
-            size = os.stat(self._idx).st_size
-        except OSError as error:
-            raise CorpusError(f"--data-path {self.path}: {error}.") from error
-        if size < self._idx_bytes:
+        if self._is_read_here and (size := self._mapped_idx_bytes()) < self._idx_bytes:
             raise CorpusError(
-                f"--data-path {self.path}: {self._idx} has {size} bytes where it had "
+                f"--data-path {self.path}: {get_idx_path(self.path)} has {size} bytes where it had "
                 f"{self._idx_bytes}: it was truncated under the run; {self._again}."
             )
 
+    def _mapped_idx_bytes(self) -> int:
+        """Of the file that is mapped, whatever its path leads to by now."""
+        return int(self._dataset.index.bin_buffer_mmap._mmap.size())
+
     def _read(self, document: int, offset: int, length: int) -> NDArray[np.integer]:
-        if self._file is None:
+        if not self._is_read_here:
             tokens: NDArray[np.integer] = self._dataset.get(document, offset=offset, length=length)
             return tokens
-        self.check_index()
         index = self._dataset.index
         dtype = np.dtype(index.dtype)
         begin = int(index.sequence_pointers[document]) + offset * dtype.itemsize
@@ -101,12 +116,23 @@ class TokenFile:
 
     def _bytes(self, begin: int, count: int) -> bytes:
         """Fewer where the file ends before."""
-        assert self._file is not None
         parts: list[bytes] = []
-        while count and (part := os.pread(self._file.fileno(), count, begin)):
+        while count and (part := self._part(begin, count)):
             parts.append(part)
             begin, count = begin + len(part), count - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _part(self, begin: int, count: int) -> bytes:
+        """Tries again where storage fails for a while, as Megatron does for files not mapped."""
+        for pause in _PAUSES_S:
+            try:
+                return os.pread(self._opened().fileno(), count, begin)
+            except OSError as error:
+                logger.warning("hdp: %s.bin: %s; read again in %.0f s", self.path, error, pause)
+                time.sleep(pause)
+                with suppress(OSError):
+                    self._opened(again=True)
+        return os.pread(self._opened().fileno(), count, begin)
 
     def _unreadable(self, document: int, reason: str) -> CorpusError:
         return CorpusError(

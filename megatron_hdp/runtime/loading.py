@@ -59,6 +59,7 @@ def make_loaders(
             data.source,
             shares_of=partial(_shares, data.config),
             number=data.config.rank,
+            rank=dist.get_rank(),
             depth=options.plan_ahead,
             timeout_s=60 * options.timeout_minutes,
         )

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from megatron_hdp.data.batch import Batch
+from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.loading.loader import Loaded, Loader
-from megatron_hdp.planning.values import MicroBatch, Plan, PlanDigest
+from megatron_hdp.planning.values import MicroBatch, Plan, PlanDigest, PlanError
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.context import current_micro_batch
 from megatron_hdp.runtime.preparation import Preparation
@@ -156,7 +157,7 @@ class HdpDataIterator:
         except Exception as error:
             preparation.at("reported to the other ranks as failed")
             with suppress(RuntimeError):  # this rank knows its own fault better
-                self._agreement.fail(step, str(error))
+                self._agreement.fail(step, _said(error))
             raise
         preparation.at("compared with the other ranks")
         self._agreement.check(step, prepared.digest)
@@ -171,3 +172,10 @@ class HdpDataIterator:
         layouts = self.config.layouts(micro_batches)
         loaded = self._loader.read(step, layouts)
         return PreparedStep(step, plan, micro_batches, layouts, loaded, digest)
+
+
+def _said(error: Exception) -> str:
+    """Our errors are sentences; of others the type says more than the text."""
+    if isinstance(error, CorpusError | PlanError | TimeoutError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

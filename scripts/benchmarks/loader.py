@@ -158,6 +158,7 @@ def client(source: Any, steps: int) -> Row:
         source,
         shares_of=lambda plan: own.layouts(plan.micro_batches(rank)),
         number=rank,
+        rank=rank,
         depth=AHEAD,
         timeout_s=120.0,
     )

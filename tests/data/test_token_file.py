@@ -57,8 +57,34 @@ def test_an_index_that_is_cut_short_or_gone_is_not_touched(prefix):
     _, file = _open(prefix)
     os.truncate(f"{prefix}.idx", 40)
     for ask in (file.check_index, lambda: file.get(0, 0, 1)):
-        with pytest.raises(CorpusError, match=rf"{prefix}\.idx has 40 bytes where it had"):
+        with pytest.raises(CorpusError, match=rf"{prefix}\.idx has 40 bytes where it had") as told:
             ask()
+        assert f"{prefix}.bin" not in str(told.value)
+
+
+def test_files_that_are_replaced_or_removed_by_path_are_still_read(prefix):
+    dataset, file = _open(prefix)
+    whole = dataset.get(3).copy()
+    file.get(0, 0, 1)
     os.remove(f"{prefix}.idx")
-    with pytest.raises(CorpusError, match="No such file"):
-        file.check_index()
+    os.remove(f"{prefix}.bin")
+    assert np.array_equal(file.get(3, 0, len(whole)), whole)
+
+
+def test_storage_that_fails_for_a_while_is_read_again(prefix, monkeypatch):
+    _, file = _open(prefix)
+    from megatron_hdp.data import token_file
+
+    wanted, real, faults = file.get(0, 0, 1), os.pread, [5, 116]
+
+    def pread(*args):
+        if faults:
+            raise OSError(faults.pop(), "planted")
+        return real(*args)
+
+    monkeypatch.setattr(token_file, "_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(os, "pread", pread)
+    assert np.array_equal(file.get(0, 0, 1), wanted)
+    faults.extend([5] * 4)
+    with pytest.raises(CorpusError, match=r"planted.*its storage fails"):
+        file.get(0, 0, 1)

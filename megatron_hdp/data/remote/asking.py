@@ -65,8 +65,12 @@ class Actors:
         return sorted(order, key=lambda number: self._rests_until.get(number, 0.0) > now)
 
     def _let_rest(self, failed: dict[int, str]) -> None:
+        now = time.monotonic()
         for number, state in failed.items():
-            self._rests_until[number] = time.monotonic() + REST_S
+            was_at_rest = self._rests_until.get(number, 0.0) > now
+            self._rests_until[number] = now + REST_S
+            if was_at_rest:
+                continue  # said already
             logger.warning("hdp: %s: the loader's %s %d %s", self._asker, self.who, number, state)
 
 
@@ -78,6 +82,7 @@ class _Question:
         self._fault: dict[int, str] = {}
         self._refused: dict[int, Exception] = {}
         self._asked_at: dict[int, float] = {}
+        self._slow_winner: list[int] = []
         self._asked = 0
 
     def answer(self, what: str, timeout_s: float) -> Answer:
@@ -105,7 +110,7 @@ class _Question:
     def failed(self) -> dict[int, str]:
         """By number, what became of those that died, failed, or left others to answer."""
         late = time.monotonic() - PATIENCE_S
-        slow = [n for n in self._open.values() if self._asked_at[n] <= late]
+        slow = [n for n in self._open.values() if self._asked_at[n] <= late] + self._slow_winner
         return self._fault | dict.fromkeys(slow, f"did not answer in {PATIENCE_S:.0f} s")
 
     def _ask(self, number: int) -> None:
@@ -121,7 +126,10 @@ class _Question:
         for reference in ready:
             number = self._open.pop(reference)
             try:
-                return (ray.get(reference),)
+                value = ray.get(reference)
+                if self._asked > 1 and time.monotonic() - self._asked_at[number] > PATIENCE_S:
+                    self._slow_winner = [number]
+                return (value,)
             except ray.exceptions.RayTaskError as error:
                 self._refused[number] = cause_of(error)
                 self._state[number] = "failed"

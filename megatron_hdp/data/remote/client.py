@@ -37,7 +37,8 @@ class RayLoader(Loader):
         steps: the stream's.
         source: the stream's; only its state is asked for here.
         shares_of: this rank's parts of a plan.
-        number: this rank's, which spreads the ranks over the servers.
+        number: this rank's in the domain, which spreads the ranks over the servers.
+        rank: this rank's in the world: its name in the log, and rank 0 tells what the roles say.
         depth: steps fetched ahead of the one that is asked for; no more are held.
         timeout_s: how long any answer may take.
     """
@@ -50,6 +51,7 @@ class RayLoader(Loader):
         *,
         shares_of: Callable[[Plan], Sequence[Share]],
         number: int,
+        rank: int,
         depth: int,
         timeout_s: float,
     ) -> None:
@@ -57,10 +59,10 @@ class RayLoader(Loader):
         self._shares_of, self._number, self._timeout_s = shares_of, number, timeout_s
         name = f"hdp loader {steps.name}"
         self._prefetch = Prefetch(name, self._fetch, steps.has, depth)
-        asker = f"rank {number}"
+        asker = f"rank {rank}"
         self._servers = Actors(cluster.servers, "server", asker, timeout_s)
         self._scheduler = Actors([cluster.scheduler], "scheduler", asker, timeout_s)
-        self._told: set[str] = set()
+        self._told = cluster.told if rank == 0 else None
         cluster.at_close(self.close)
 
     def plan(self, step: int) -> Plan:
@@ -140,7 +142,7 @@ class RayLoader(Loader):
 
     def _tell(self, notices: Sequence[str]) -> None:
         """What servers and scheduler had to say, once, on one rank."""
-        if self._number == 0:
+        if self._told is not None:
             for notice in notices:
                 if notice not in self._told:
                     self._told.add(notice)

@@ -59,6 +59,8 @@ class Cluster:
         self.scheduler, self.servers = scheduler, servers
         self._sources = sources
         self._head = head
+        self.told: set[str] = set()
+        """Of the roles' notices, what this process's log has; one set for all streams."""
         self._closers: list[Callable[[], None]] = []
         atexit.register(self.close)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 _MOST = 100
 """Newer ones are dropped: a client that learns of 100 has enough."""
+_MORE = f"more than {_MOST} warnings of the loader's processes: the others were dropped"
 
 
 class Notices(logging.Handler):
@@ -26,6 +27,8 @@ class Notices(logging.Handler):
         for text in texts:
             if len(self._texts) < _MOST:
                 self._texts[text] = None
+            elif text not in self._texts:
+                self._texts[_MORE] = None
 
     def all(self) -> list[str]:
         """In the order in which they came."""
