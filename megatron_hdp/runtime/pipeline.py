@@ -15,6 +15,7 @@ import torch
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_schedule_table
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 Shape = list[int]
 
@@ -28,6 +29,27 @@ def slots_per_group(args: Namespace) -> int:
     if getattr(args, "virtual_pipeline_model_parallel_size", None) is None:
         return 1
     return int(args.microbatch_group_size_per_vp_stage or args.pipeline_model_parallel_size)
+
+
+def virtual_stages(args: Namespace) -> tuple[int, str]:
+    """Model chunks of a pipeline rank, and the flag with its value that makes them; 1: one chunk.
+
+    From arguments that are only parsed: Megatron's validate_args sets
+    virtual_pipeline_model_parallel_size by the same rule.
+    """
+    depth = getattr(args, "pipeline_model_parallel_size", 1)
+    if layout := getattr(args, "pipeline_model_parallel_layout", None):
+        stages: int = PipelineParallelLayerLayout.get_num_stages_from_str(layout)
+        return stages // depth, f"--pipeline-model-parallel-layout {layout}"
+    if count := getattr(args, "num_virtual_stages_per_pipeline_rank", None):
+        return count, f"--num-virtual-stages-per-pipeline-rank {count}"
+    if each := getattr(args, "num_layers_per_virtual_pipeline_stage", None):
+        ends = (
+            args.account_for_embedding_in_pipeline_split + args.account_for_loss_in_pipeline_split
+        )
+        chunks = (args.num_layers + ends) // depth // each
+        return chunks, f"--num-layers-per-virtual-pipeline-stage {each}"
+    return 1, ""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from megatron_hdp.runtime.attention.support import check_attention_config
 from megatron_hdp.runtime.cross_entropy.support import loss_refusals
 from megatron_hdp.runtime.loader_support import loader_refusals
 from megatron_hdp.runtime.moe.support import check_moe_arguments
+from megatron_hdp.runtime.pipeline import virtual_stages
 
 
 class ArgumentRefused(SystemExit):
@@ -85,6 +86,8 @@ RULES = (
          "leave it out"),
     Rule("data_parallel_random_init", _set, "--data-parallel-random-init", "leave it out"),
 )  # fmt: skip
+
+_CHUNKS_WITH_OFFLOAD = 2
 
 _SUPPORTED_POSITIONS = ("rope", "none", "learned_absolute")
 
@@ -190,6 +193,15 @@ def _offload_refusals(args: argparse.Namespace) -> list[str]:
         found.append(
             f"--hdp-offload with --num-experts {experts}: the planner does not know yet what MoE "
             f"layers save: pass --hdp-offload-ratio with a share of your own."
+        )
+    # Every chunk's last layer stays on the device, and Eq. 3 counts two layers in all.
+    chunks, given = virtual_stages(args) if planned else (1, "")
+    if chunks > _CHUNKS_WITH_OFFLOAD:
+        found.append(
+            f"{given} with --hdp-offload: each of {chunks} virtual pipeline stages keeps a layer on"
+            f" the device, and the planner counts two in all: give at most "
+            f"{_CHUNKS_WITH_OFFLOAD} virtual stages, or pass --hdp-offload-ratio with a share of "
+            f"your own."
         )
     if not memory > 0:
         found.append(f"--hdp-host-memory {memory}: give GiB above 0.")

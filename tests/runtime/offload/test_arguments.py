@@ -68,6 +68,26 @@ def test_what_the_planner_is_told(parse):
     assert planner_config(args, HdpOptions.from_args(args), 4).loss_share == 0
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--num-layers-per-virtual-pipeline-stage 2",
+        "--num-virtual-stages-per-pipeline-rank 3",
+        "--pipeline-model-parallel-layout Et|tt|tt|tt|tt|ttL",
+    ],
+)
+def test_more_model_chunks_than_layers_that_the_planner_keeps(parse, given):
+    from megatron_hdp.runtime.validation import refusals
+
+    line = f"--num-layers 12 --pipeline-model-parallel-size 2 {given}"
+    (found,) = refusals(parse(f"{line} --hdp-offload"))
+    for word in (given, "of 3 virtual", "at most 2", "--hdp-offload-ratio"):
+        assert word in found
+    assert refusals(parse(f"{line} --hdp-offload-ratio 0.5")) == refusals(parse(line)) == []
+    two = line.replace("stage 2", "stage 3").replace("rank 3", "rank 2").replace("|tt|tt|", "|")
+    assert refusals(parse(f"{two} --hdp-offload")) == []
+
+
 def _plan(**options) -> Plan:
     lengths = np.array([100, 30, 40, 7], np.int64)
     config = PlannerConfig(num_ranks=4, capacity=64, strategy="naive", **options)
