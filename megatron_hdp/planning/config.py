@@ -42,6 +42,9 @@ class PlannerConfig:
     loss_share: float = 0.0
     """Bytes of a token's loss over those that a stage's layers save of it; offload moves none of
     the former (`loss_memory`)."""
+    recomputed_share: float = 0.0
+    """Bytes that full recompute brings back of a token at a time, over the same; they do not move
+    either (`activations.recomputed_bytes`)."""
     offload: bool = False
     """Whether activations may go to the host (ByteScale, section 5.2)."""
     offload_ratio: float | None = None

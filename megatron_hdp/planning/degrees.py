@@ -27,7 +27,8 @@ def solve_eq3(length: int, config: PlannerConfig) -> Degree:
     Per layer, T(s) is the forward time and Act(s) the saved bytes; D falls with r, so the largest
     hidden r = min(1, T(s) B / Act(s)) is best, unless it saves less than one rank's capacity, which
     is the paper's lower bound on r: then r = 0. Both T and Act are divided by D when sharded, so
-    hiding does not depend on D. The loss, which the paper leaves out, stays on the device.
+    hiding does not depend on D. The loss and what full recompute brings back stay on the device;
+    the paper leaves both out.
     """
     plain = Degree(-(-length // config.capacity), 0.0)
     layers = layers_per_rank(config)
@@ -66,17 +67,19 @@ def _in_time(length: int, degree: Degree, most: int, config: PlannerConfig) -> D
 def _resident(ratio: float, config: PlannerConfig) -> float:
     """Share of its bytes that a sequence keeps on the device at an offload ratio."""
     layers = resident_fraction(np.array(ratio), layers_per_rank(config))
-    return float(resident_share(layers, config.loss_share, config.pipeline_depth))
+    unmoved = config.loss_share, config.pipeline_depth, config.recomputed_share
+    return float(resident_share(layers, *unmoved))
 
 
 def _needed_ratios(tokens: NDArray[np.float64], config: PlannerConfig) -> NDArray[np.float64]:
     """Smallest ratios that bring tokens to the capacity: `resident_share`, solved for r.
 
-    Above 1 where the loss and the two resident layers alone are too much.
+    Above 1 where the two resident layers, with the loss or what is recomputed, are too much.
     """
     layers, share = layers_per_rank(config), config.capacity / np.maximum(tokens, config.capacity)
-    loss, depth = config.loss_share, config.pipeline_depth
-    fraction = np.minimum(share, share * max(depth, 1.0 + loss) - loss)
+    loss, recomputed, depth = config.loss_share, config.recomputed_share, config.pipeline_depth
+    held = share * max(depth + recomputed, 1.0 + loss)
+    fraction = np.minimum(1.0, np.minimum((held - recomputed) / depth, held - loss))
     ratios: NDArray[np.float64] = (1 - fraction) * layers / (layers - 2)
     return ratios
 
@@ -108,7 +111,7 @@ def with_needed_offload(plan: Plan, config: PlannerConfig) -> Plan:
     if not config.offload or layers <= 2 or tokens.max() <= config.capacity:
         return plan
     ratios = np.minimum(_needed_ratios(tokens, config), 1.0)
-    return replace(plan, offload_ratios=ratios, num_layers=layers, loss_share=config.loss_share)
+    return _under_offload(plan, ratios, config)
 
 
 def most_room(config: PlannerConfig) -> float:
@@ -142,11 +145,17 @@ def with_given_ratio(plan: Plan, config: PlannerConfig) -> Plan:
     if config.offload_ratio is None:
         return plan
     ratios = np.full(int(plan.micro_batch_counts.sum()), config.offload_ratio)
+    return _under_offload(plan, ratios, config)
+
+
+def _under_offload(plan: Plan, ratios: NDArray[np.float64], config: PlannerConfig) -> Plan:
+    """With the ratios, and what the memory rule asks for beside them."""
     return replace(
         plan,
         offload_ratios=ratios,
         num_layers=layers_per_rank(config),
         loss_share=config.loss_share,
+        recomputed_share=config.recomputed_share,
     )
 
 

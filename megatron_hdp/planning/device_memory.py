@@ -54,6 +54,11 @@ class DeviceMemory:
         """`PlannerConfig.loss_share` of a mode."""
         return self.loss.bytes_per_token(mode) / self.token_bytes
 
+    @property
+    def recomputed_share(self) -> float:
+        """`PlannerConfig.recomputed_share`."""
+        return self.recomputed_bytes / self.token_bytes
+
     def refusal(
         self,
         mode: str,

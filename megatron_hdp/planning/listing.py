@@ -71,4 +71,4 @@ class Listing:
         plan = builder.build(
             request.step, strategy, ratios, layers_per_rank(config), config.expert_ranks
         )
-        return replace(plan, loss_share=config.loss_share)
+        return replace(plan, loss_share=config.loss_share, recomputed_share=config.recomputed_share)

@@ -5,8 +5,8 @@
 2. Rings have distinct ranks, at least two; a micro-batch has at most one ring.
 3. A ring has the same slot on every member, and every rank has a micro-batch: with these no wait
    cycle exists, at any pipeline depth (proof below).
-4. Resident tokens of a micro-batch, its loss counted, stay within the capacity at its offload
-   ratio.
+4. Resident tokens of a micro-batch, its loss and recompute counted, stay within the capacity at
+   its offload ratio.
 5. Ranks that share experts have equally many micro-batches; with `slot_group` all ranks do, a
    multiple of it.
 

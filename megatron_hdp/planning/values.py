@@ -88,17 +88,22 @@ def resident_fraction(offload_ratio: NDArray[np.float64], num_layers: int) -> ND
 
 
 def resident_share(
-    layers_share: NDArray[np.float64], loss_share: float, pipeline_depth: int
+    layers_share: NDArray[np.float64],
+    loss_share: float,
+    pipeline_depth: int,
+    recomputed_share: float = 0.0,
 ) -> NDArray[np.float64]:
     """Bytes that a micro-batch holds with offload over what as many tokens hold without.
 
-    The first of p stages holds the layers of p micro-batches, the last one a micro-batch's layers
-    and its loss, which offload does not move. With f the layers' `resident_fraction` and q the
-    loss's bytes over theirs, the capacity stands for max(p, 1 + q) times a token's layers on the
-    fullest stage, so the share is max(f, (f + q) / max(p, 1 + q)): f itself where q is 0.
+    The first of p stages holds the layers of p micro-batches, and what full recompute brings back
+    of one; the last stage one micro-batch's layers and its loss (`DeviceMemory.needed`). Offload
+    moves the saved layers only. With f the layers' `resident_fraction`, q the loss's bytes and r
+    the recomputed ones over a token's layers, the share is that of the fullest stage:
+    max(p f + r, f + q) / max(p + r, 1 + q), f itself where q and r are 0.
     """
-    f = np.asarray(layers_share, np.float64)
-    return np.maximum(f, (f + loss_share) / max(pipeline_depth, 1.0 + loss_share))
+    f, p = np.asarray(layers_share, np.float64), pipeline_depth
+    whole = max(p + recomputed_share, 1.0 + loss_share)
+    return np.maximum(p * f + recomputed_share, f + loss_share) / whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +147,8 @@ class Plan:
     """Transformer layers per rank, for the memory rule under offload."""
     loss_share: float = 0.0
     """Bytes of a token's loss over those of its layers on a stage, for the same rule."""
+    recomputed_share: float = 0.0
+    """Bytes that full recompute brings back of a token, likewise."""
     predicted_step_s: float = 0.0
     lower_bound_s: float = 0.0
 
@@ -203,7 +210,8 @@ class Plan:
         if not len(self.offload_ratios):
             return tokens
         layers = resident_fraction(self.offload_ratios, self.num_layers)
-        return tokens * resident_share(layers, self.loss_share, pipeline_depth)
+        unmoved = self.loss_share, pipeline_depth, self.recomputed_share
+        return tokens * resident_share(layers, *unmoved)
 
     @property
     def travelled_token_share(self) -> float:

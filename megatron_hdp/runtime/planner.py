@@ -25,6 +25,7 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
     """The planner's options; `args` are Megatron's, after validation."""
     shape, tensor_parallel = model_shape(args), args.tensor_model_parallel_size
     slot_group = slots_per_group(args)
+    loss_share, recomputed_share = _unmoved_shares(args, options)
     return PlannerConfig(
         num_ranks=num_ranks,
         capacity=capacity_of(args),
@@ -38,7 +39,8 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         tensor_parallel=tensor_parallel,
         layers_per_stage=shape.num_layers,
         activation_bytes=saved_bytes(shape) * tensor_parallel,
-        loss_share=_loss_share(args, options),
+        loss_share=loss_share,
+        recomputed_share=recomputed_share,
         windows=windows(args),
         offload=options.offload,
         offload_ratio=options.offload_ratio,
@@ -47,11 +49,12 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
     )
 
 
-def _loss_share(args: Namespace, options: HdpOptions) -> float:
-    """Of the bytes that offload cannot move; without offload nobody asks."""
+def _unmoved_shares(args: Namespace, options: HdpOptions) -> tuple[float, float]:
+    """Of the loss and of what is recomputed, which offload cannot move; without it nobody asks."""
     if not options.offload:
-        return 0.0
-    return device_memory(options, args).loss_share(choose_loss(options, args).mode)
+        return 0.0, 0.0
+    memory = device_memory(options, args)
+    return memory.loss_share(choose_loss(options, args).mode), memory.recomputed_share
 
 
 class PlanInPlace:

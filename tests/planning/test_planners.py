@@ -18,8 +18,10 @@ from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.builder import PlanBuilder
 from megatron_hdp.planning.degrees import solve_eq3
+from megatron_hdp.planning.device_memory import DeviceMemory
 from megatron_hdp.planning.distributions import draw, names
 from megatron_hdp.planning.gang_times import timed_rings
+from megatron_hdp.planning.loss_memory import LossMemory
 from megatron_hdp.planning.order import find_deadlock, schedule
 from megatron_hdp.planning.replay import replay
 from megatron_hdp.planning.values import resident_fraction
@@ -189,21 +191,27 @@ def test_offload_makes_room_for_what_would_not_fit():
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("strategy", "share"), [("auto", 0.1), ("auto", 3.0), ("naive", 0.5), ("dp-balance", 0.5)]
-)
-def test_offload_leaves_room_for_the_loss(strategy, depth, share):
-    """In bytes of a stage's layers per token: what the capacity takes on any stage is not passed.
+    ("strategy", "share", "recomputed"),
+    [("auto", 0.1, 0), ("auto", 3.0, 0), ("auto", 0.5, 1.0), ("auto", 0, 4.0), ("naive", 0.5, 0),
+     ("naive", 0.5, 2.0), ("dp-balance", 0.5, 0)],
+)  # fmt: skip
+def test_offload_leaves_room_for_what_does_not_move(strategy, depth, share, recomputed):
+    """What the capacity takes on any stage is not passed: offload moves the layers' bytes alone.
 
-    A tenth of it or thrice: offload moves the layers' bytes alone.
+    A share of the loss and one of what full recompute brings back, of a token's layers.
     """
+    loss = LossMemory(vocabulary=int(1000 * share), hidden_size=1, element_bytes=1)
+    memory = DeviceMemory(1e15, 1e3, loss, 0.0, 1e3 * recomputed, depth)
     lengths = np.array([36_000, 3000, 5])
     options = {"offload": True, "pipeline_depth": depth, "host_memory": 1e15}
-    _, plan = _plan(strategy, 4, 8192, lengths, **options, loss_share=share)
+    options |= {"loss_share": memory.loss_share("fused")}
+    options["recomputed_share"] = memory.recomputed_share
+    _, plan = _plan(strategy, 4, 8192, lengths, **options)
     assert plan.offload_ratios.max() > 0
-    allowed = 8193 * max(depth, 1 + share)
-    layers = plan.micro_batch_tokens * resident_fraction(plan.offload_ratios, plan.num_layers)
-    assert (layers + share * plan.micro_batch_tokens).max() <= allowed
-    assert depth * layers.max() <= allowed
+    tokens, allowed = plan.micro_batch_tokens, memory.needed("fused", 8193)
+    layers = 1e3 * tokens * resident_fraction(plan.offload_ratios, plan.num_layers)
+    assert (depth * layers + memory.recomputed_bytes * tokens).max() <= allowed
+    assert (layers + 1e3 * share * tokens).max() <= allowed
     planted = replace(plan, offload_ratios=plan.offload_ratios * 0.9)
     if strategy == "auto":  # takes the smallest ratio
         with pytest.raises(PlanError, match="over its capacity"):

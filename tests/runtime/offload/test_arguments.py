@@ -64,6 +64,12 @@ def test_what_the_planner_is_told(parse):
     assert config.activation_bytes == saved_bytes(model_shape(args))
     saved = config.activation_bytes * config.layers_per_stage
     assert config.loss_share == 4 * 128 / saved  # fp32 logits and softmax share one buffer
+    assert config.recomputed_share == 0
+    args.recompute_granularity, args.recompute_method = "full", "uniform"
+    args.recompute_num_layers = 1
+    config = planner_config(args, HdpOptions.from_args(args), 4)
+    checkpoints = 4 * args.hidden_size * args.num_layers
+    assert config.recomputed_share == saved / args.num_layers / checkpoints  # a layer
     args.hdp_cross_entropy = "chunked"
     assert planner_config(args, HdpOptions.from_args(args), 4).loss_share == 0
 
