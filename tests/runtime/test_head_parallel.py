@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
 
 from megatron_hdp.cpu.launch import run_ranks
 from megatron_hdp.planning.head_parallel import HeadShape
+from megatron_hdp.runtime.attention import function, head_split, ring_attention
 from megatron_hdp.runtime.attention.cpu_flash import CpuFlash
 from megatron_hdp.runtime.attention.reference import Reference
 from megatron_hdp.runtime.sharding import MicroBatchLayout
 from megatron_hdp.testing.attention import worst_ring_error
 from megatron_hdp.testing.virtual_ranks import (
+    VirtualRank,
     rank_tensors,
     run_virtual_ranks,
     virtual_ranks,
@@ -63,6 +66,76 @@ def test_rows_of_another_member_are_seen():
         zip((r.layout for r in ranks), run_virtual_ranks(ranks, CpuFlash()), strict=True)
     )
     assert worst_ring_error(results, whole, gradients) > 1e-3
+
+
+class _Differentiated(VirtualRank):
+    """A virtual rank through autograd, as training runs it."""
+
+    def run(self, kernel, window=None, sink=None):
+        inputs = [x.requires_grad_() for x in self.inputs]
+        out = ring_attention(*inputs, self.state, kernel=kernel, softmax_scale=1.0,
+                             layer_number=1, sink=sink)  # fmt: skip
+        out.backward(self.grad_out)
+        return [out]
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_only_a_learned_sink_has_its_gradient_computed(monkeypatch, degree):
+    calls = []
+    for module in (function, head_split):
+        real = module.sink_gradient
+        monkeypatch.setattr(
+            module, "sink_gradient", lambda *x, real=real: calls.append(1) or real(*x)
+        )
+    for learned in (False, True):
+        micro_batches = _split(((0, 1), [64], {0: [5]}, 2), degree)
+        ranks = virtual_ranks(micro_batches, *_tensors(micro_batches, 4, 4, 8))
+        ranks = [_Differentiated(**vars(rank)) for rank in ranks]
+        sink = torch.zeros(4, dtype=torch.float64, requires_grad=learned)
+        run_virtual_ranks(ranks, CpuFlash(), sink=sink)
+        # One per rank; where heads are split, rank 0's local sequence has one of its own.
+        assert len(calls) == (degree + 1 if learned else 0)
+    assert sink.grad.abs().min() > 0
+
+
+def test_what_was_exchanged_is_let_go_before_the_short_ring(monkeypatch):
+    micro_batches = _split(((0, 1, 2, 3), [64], {}, 4), 2)
+    ranks = virtual_ranks(micro_batches, *_tensors(micro_batches, 4, 4, 8))
+    kept, checked = {}, []
+    for rank in ranks:
+        communicators = rank.state.communicators
+
+        def exchange_all(
+            channel, sent, received, *, label, rank=rank, real=communicators.exchange_all
+        ):
+            buffers = [buffer for _, buffer in (*sent, *received)]
+            kept[id(rank.state.head_split.shared)] = [weakref.ref(buffer) for buffer in buffers]
+            return real(channel, sent, received, label=label)
+
+        monkeypatch.setattr(communicators, "exchange_all", exchange_all)
+
+    def checking(real):
+        def ring(*given):
+            (state,) = (x for x in given if id(x) in kept)
+            checked.extend(reference() is None for reference in kept[id(state)])
+            return real(*given)
+
+        return ring
+
+    for name in ("ring_forward", "ring_backward"):
+        monkeypatch.setattr(head_split, name, checking(getattr(head_split, name)))
+    run_virtual_ranks(ranks, CpuFlash())
+    assert len(checked) == 4 * 2 * 2
+    assert all(checked)
+
+
+def test_heads_that_the_degree_does_not_divide_end_in_one_sentence():
+    micro_batches = _split(((0, 1, 2, 3), [64], {}, 4), 4)
+    rank = virtual_ranks(micro_batches, *_tensors(micro_batches, 8, 2, 8))[0]
+    sentence = "8 query and 2 key/value heads, which 4 ring members .*pass --hdp-head-parallel off"
+    with pytest.raises(RuntimeError, match=sentence):
+        ring_attention(*rank.inputs, rank.state, kernel=CpuFlash(), softmax_scale=1.0,
+                       layer_number=3)  # fmt: skip
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(8, 8), (16, 4)])

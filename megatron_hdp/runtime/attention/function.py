@@ -80,7 +80,9 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients = attention_backward(grad_outputs[0].contiguous(), ctx.saved_tensors, ctx.what)
+        gradients = attention_backward(
+            grad_outputs[0].contiguous(), ctx.saved_tensors, ctx.what, ctx.needs_input_grad[3]
+        )
         return *gradients, None
 
 
@@ -110,11 +112,15 @@ def attention_forward(
 
 
 def attention_backward(
-    grad_out: torch.Tensor, saved: Saved, what: AttentionPass
+    grad_out: torch.Tensor, saved: Saved, what: AttentionPass, with_sink: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """dq, dk, dv in the inputs' dtype, and the sink's gradient [H] of the rows here."""
+    """dq, dk, dv in the inputs' dtype, and the sink's gradient [H] of the rows here.
+
+    Args:
+        with_sink: whether a sink's gradient is wanted; a constant's is not, and is None.
+    """
     state, kernel, scale, layer, window = what
-    sink = saved[-1]
+    sink = saved[-1] if with_sink else None
     if state.head_split is not None:
         return heads_backward(
             grad_out, HeadsHere(*saved[:-1]), sink, state, state.head_split, kernel, scale, layer

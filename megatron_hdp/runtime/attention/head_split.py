@@ -58,7 +58,16 @@ def heads_forward(
 
     Returns:
         out [T, H, D] in q's dtype, and what `heads_backward` is to be handed.
+
+    Raises:
+        RuntimeError: the plan's degree does not divide the heads.
     """
+    size = len(split.members)
+    if q.shape[1] % size or k.shape[1] % size:
+        raise RuntimeError(
+            f"layer {layer} has {q.shape[1]} query and {k.shape[1]} key/value heads, which {size} "
+            f"ring members cannot split: pass --hdp-head-parallel off."
+        )
     n = state.layout.ring_tokens
     exchange = _Exchange(state, split, layer, "heads forward")
     arriving = exchange.to_heads([q[:n], k[:n], v[:n]])
@@ -73,6 +82,7 @@ def heads_forward(
         out[n:] = rest_out
         rest = (rest_q, rest_k, rest_v, rest_lse, out)
     my_q, my_k, my_v = arriving()
+    del arriving  # with it go what was sent and what came, before the short ring
     my_out, lse = ring_forward(my_q, my_k, my_v, split.shared, kernel, scale, layer)
     if sink is not None:
         add_sink(my_out, lse, sink[exchange.mine(sink.shape[0])])
@@ -90,7 +100,11 @@ def heads_backward(
     scale: float,
     layer: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The backward pass, without autograd: dq, dk, dv, and of a sink its gradient's part here."""
+    """The backward pass, without autograd: dq, dk, dv, and of a sink its gradient's part here.
+
+    Args:
+        sink: [H]; None: there is none, or its gradient is not wanted.
+    """
     n = state.layout.ring_tokens
     exchange = _Exchange(state, split, layer, "heads backward")
     arriving = exchange.to_heads([grad_out[:n]])
@@ -108,6 +122,7 @@ def heads_backward(
         if dsink is not None and sink is not None:
             dsink += sink_gradient(grad_out[n:], rest_out, rest_lse, sink)
     (my_grad_out,) = arriving()
+    del arriving
     gradients = ring_backward(my_grad_out, q, k, v, out, lse, split.shared, kernel, scale, layer)
     if dsink is not None and sink is not None:
         mine = exchange.mine(len(sink))
