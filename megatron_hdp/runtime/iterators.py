@@ -18,7 +18,7 @@ from megatron_hdp import cpu
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.requests import Steps
 from megatron_hdp.data.sources import PackSource, source_of
-from megatron_hdp.planning import PlanError, PlannerConfig
+from megatron_hdp.planning import PlanError
 from megatron_hdp.planning.degrees import ratio_that_fits
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.attention.kernels import describe_choice
@@ -26,6 +26,8 @@ from megatron_hdp.runtime.attention.support import attention_window, replaced_ch
 from megatron_hdp.runtime.attention.te_partition import te_layout
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss, refused_capacity
 from megatron_hdp.runtime.loading import StreamData, make_loaders
+from megatron_hdp.runtime.model_shape import head_shape
+from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.planner import planner_config
 from megatron_hdp.runtime.session import Session, Streams
 from megatron_hdp.runtime.settings import shared_settings
@@ -105,7 +107,7 @@ def _announce(session: Session, args: Namespace) -> None:
     print_rank_0(
         f"hdp: domain of {size} ranks, capacity {config.capacity} tokens, strategy "
         f"{config.strategy}, cost model {config.cost().name}, attention {attention}, "
-        f"cross-entropy {choose_loss(options, args).mode}{_head_parallel(config)}"
+        f"cross-entropy {choose_loss(options, args).mode}{_head_parallel(args, options)}"
     )
     # CPU mode chooses a backend for Megatron itself; Transformer Engine's attention reads them.
     if cpu.is_installed() or options.uses_transformer_engine:
@@ -115,11 +117,12 @@ def _announce(session: Session, args: Namespace) -> None:
         print_rank_0(f"hdp: {replaced}")
 
 
-def _head_parallel(config: PlannerConfig) -> str:
-    if config.heads is None:
+def _head_parallel(args: Namespace, options: HdpOptions) -> str:
+    if options.head_parallel == "off":
         return ""
-    degrees = ", ".join(map(str, config.heads.degrees()))
-    heads = f"{config.heads.heads} heads on {config.heads.groups}"
+    shape = head_shape(args)
+    degrees = ", ".join(map(str, shape.degrees()))
+    heads = f"{shape.heads} heads on {shape.groups}"
     return f", {heads} split over {degrees} of a ring" if degrees else f", {heads} stay whole"
 
 

@@ -22,7 +22,6 @@ def windows(args: Namespace) -> Windows:
 def model_shape(args: Namespace) -> ModelShape:
     """What decides how many bytes a layer saves."""
     local, on_cpu = args.transformer_impl == "local", cpu.is_installed()
-    groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
     rotary = args.position_embedding_type == "rope" and not args.apply_rope_fusion
     value_bytes = args.params_dtype.itemsize
     return ModelShape(
@@ -30,7 +29,7 @@ def model_shape(args: Namespace) -> ModelShape:
         hidden_size=args.hidden_size,
         ffn_hidden_size=args.ffn_hidden_size,
         num_attention_heads=args.num_attention_heads,
-        num_query_groups=groups,
+        num_query_groups=_groups(args),
         kv_channels=args.kv_channels,
         rotary_channels=int(args.kv_channels * args.rotary_percent) if rotary else 0,
         gated_linear_unit=args.swiglu,
@@ -42,7 +41,7 @@ def model_shape(args: Namespace) -> ModelShape:
         statistic_bytes=value_bytes if on_cpu else 4,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         sequence_parallel=args.sequence_parallel,
-        split_heads=getattr(args, "hdp_head_parallel", "off") != "off",
+        split_heads=split_heads(args) is not None,
         recompute=_recomputed(args),
         recompute_method=args.recompute_method or "uniform",
         recompute_num_layers=args.recompute_num_layers or 1,
@@ -51,13 +50,25 @@ def model_shape(args: Namespace) -> ModelShape:
 
 def head_shape(args: Namespace) -> HeadShape:
     """A TP rank's attention heads."""
-    shape, parallel = model_shape(args), args.tensor_model_parallel_size
+    parallel = args.tensor_model_parallel_size
     return HeadShape(
-        heads=shape.num_attention_heads // parallel,
-        groups=max(1, shape.num_query_groups // parallel),
-        head_dim=shape.kv_channels,
-        value_bytes=shape.value_bytes,
+        heads=args.num_attention_heads // parallel,
+        groups=max(1, _groups(args) // parallel),
+        head_dim=args.kv_channels,
+        value_bytes=args.params_dtype.itemsize,
     )
+
+
+def split_heads(args: Namespace) -> HeadShape | None:
+    """The heads that rings may split; None: with `off`, and where no degree divides them."""
+    if getattr(args, "hdp_head_parallel", "off") == "off":
+        return None
+    shape = head_shape(args)
+    return shape if shape.degrees() else None
+
+
+def _groups(args: Namespace) -> int:
+    return int(args.num_query_groups if args.group_query_attention else args.num_attention_heads)
 
 
 def _recomputed(args: Namespace) -> frozenset[str]:

@@ -14,7 +14,7 @@ from megatron_hdp.planning.activations import saved_bytes
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.device_memory import device_memory
-from megatron_hdp.runtime.model_shape import head_shape, model_shape, windows
+from megatron_hdp.runtime.model_shape import model_shape, split_heads, windows
 from megatron_hdp.runtime.moe.support import exchange_bytes, expert_ranks
 from megatron_hdp.runtime.options import HdpOptions
 from megatron_hdp.runtime.pipeline import slots_per_group
@@ -45,7 +45,7 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         offload=options.offload,
         offload_ratio=options.offload_ratio,
         host_memory=options.host_memory * 2**30,
-        heads=head_shape(args) if options.head_parallel == "auto" else None,
+        heads=split_heads(args),
     )
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 The megatron_hdp authors. SPDX-License-Identifier: Apache-2.0
-"""A launch line's sliding windows reach the plans that its data iterator gets."""
+"""A launch line's sliding windows and heads reach the plans that its data iterator gets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from megatron_hdp.planning import StepRequest
 from megatron_hdp.planning.distributions import draw
+from megatron_hdp.planning.head_parallel import HeadShape
 from megatron_hdp.planning.windows import NO_WINDOWS, Windows
 
 
@@ -38,6 +39,19 @@ def config_of(parse):
 )
 def test_what_the_planner_is_told(config_of, argv, windows):
     assert config_of(argv).windows == windows
+
+
+def test_heads_without_a_degree_are_planned_and_counted_as_with_off(config_of):
+    model = "--num-attention-heads 4 --hidden-size 64 --group-query-attention"
+    off, one, two = (
+        config_of(f"{model} --num-query-groups {groups} --hdp-head-parallel {choice}")
+        for groups, choice in ((1, "off"), (1, "auto"), (2, "auto"))
+    )
+    assert one == off
+    assert two.heads == HeadShape(4, 2, 16, 4)
+    assert two.cost().ring_bytes == two.heads.hop_bytes
+    # K and V of one more group, and the share of the output once more: values of 4 bytes.
+    assert two.activation_bytes - off.activation_bytes == (2 * 1 + 4) * 16 * 4
 
 
 def test_the_plan_of_a_step_is_another_one_and_predicted_for_windows(config_of):
