@@ -67,6 +67,13 @@ def recomputed_bytes(shape: ModelShape) -> float:
     return layer_bytes(shape) * min(layers, shape.num_layers)
 
 
+def attention_recomputed(shape: ModelShape) -> float:
+    """Share of the stage's layers whose core attention runs again in backward."""
+    if FULL in shape.recompute and shape.recompute_method == "block":
+        return min(shape.recompute_num_layers, shape.num_layers) / shape.num_layers
+    return float(bool(shape.recompute & {FULL, "core_attn"}))
+
+
 def checkpoint_bytes(shape: ModelShape) -> float:
     """Bytes per token of a fully recomputed stretch of layers: its input."""
     return _hidden(shape)

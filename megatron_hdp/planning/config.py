@@ -96,7 +96,10 @@ class PlannerConfig:
             # A preset is of another model, and what pays depends on the heads alone.
             hop, moved = self.heads.hop_bytes, self.heads.moved_bytes
             ranks = self.tensor_parallel
-            model = replace(model, ring_bytes=hop * ranks, head_bytes=moved * ranks)
+            model = replace(
+                model, ring_bytes=hop * ranks, head_bytes=moved * ranks,
+                head_passes=self.heads.passes,
+            )  # fmt: skip
         if self.expert_ranks == 1:
             return model
         return model.with_experts(self.expert_ranks, self.exchange_bytes)

@@ -24,8 +24,8 @@ FloatArray = NDArray[np.float64]
 
 _MAY_BE_ZERO = ("latency_s", "exchange_s", "head_bytes")
 
-_EXCHANGES_OVER_HOP = 4 / 3
-"""An exchange before and one after attention, in both passes; a hop's latency is of 3 messages."""
+_EXCHANGES_OVER_HOP = 2 / 3
+"""An exchange before and one after attention in a pass; a hop's latency is of 3 messages."""
 
 MEASURED = "measured"
 """In a profile file: what the coefficients were fitted to, for people; not part of the model."""
@@ -67,8 +67,10 @@ class CostModel:
     windows: Windows = NO_WINDOWS
     """Sliding windows of the layers; those of a launch line take the place of a file's."""
     head_bytes: float = 0.0
-    """Bytes per token of q, k, v, out and their gradients, of which splitting heads over u members
-    sends (u-1)/u; 0: heads are not split."""
+    """Bytes per token of q, k, v, out and their gradients in all passes, of which splitting heads
+    over u members sends (u-1)/u; 0: heads are not split."""
+    head_passes: float = 2.0
+    """Times that a layer exchanges heads (`HeadShape.passes`)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -214,7 +216,9 @@ class CostModel:
         u = np.asarray(degree, np.float64)
         moved = hop_s * self.head_bytes / self.ring_bytes * (u - 1) / u * tokens
         result: FloatArray = np.where(
-            u > 1, moved + _EXCHANGES_OVER_HOP * self.layers * self.latency_s, 0.0
+            u > 1,
+            moved + self.head_passes * _EXCHANGES_OVER_HOP * self.layers * self.latency_s,
+            0.0,
         )
         return result
 

@@ -37,6 +37,8 @@ class HeadShape:
     """G, of keys and values."""
     head_dim: int
     value_bytes: int = 2
+    recomputed: float = 0.0
+    """Share of layers whose attention runs forward again in backward, and so its transfers."""
 
     def degrees(self) -> tuple[int, ...]:
         """Numbers above 1 of members that heads can be split over: they divide H and G."""
@@ -46,17 +48,23 @@ class HeadShape:
 
     @property
     def hop_bytes(self) -> float:
-        """Per token and hop of a ring: K, V in both passes, and dK, dV."""
+        """Per token and hop of a ring: K, V in both passes, and dK, dV; nothing of recompute, as
+        its computing is not in the cost model either."""
         sums = max(_SUM_BYTES, self.value_bytes)
         return float(self.groups * self.head_dim * (4 * self.value_bytes + 2 * sums))
 
     @property
+    def passes(self) -> float:
+        """Times that a layer exchanges heads: forward, backward, and forward again."""
+        return 2.0 + self.recomputed
+
+    @property
     def moved_bytes(self) -> float:
-        """Per token of q, k, v, out and their gradients, once each."""
-        return 4.0 * self.value_bytes * (self.heads + self.groups) * self.head_dim
+        """Per token of q, k, v, out in each forward pass, and of their gradients."""
+        return 2 * self.passes * self.value_bytes * (self.heads + self.groups) * self.head_dim
 
     def sent_bytes(self, size: Ints | int, degree: Ints | int) -> FloatArray:
-        """Bytes that a ring's member sends per token of its shard and layer, both passes.
+        """Bytes that a ring's member sends per token of its shard and layer, all passes.
 
         A hop of the shorter ring moves u times the tokens with a u-th of the heads.
 
@@ -64,7 +72,9 @@ class HeadShape:
             size: members P; degree: u, a divisor of P; 1: heads stay whole.
         """
         p, u = np.asarray(size, np.float64), np.asarray(degree, np.float64)
-        result: FloatArray = self.moved_bytes * (u - 1) / u + (p / u - 1) * self.hop_bytes
+        again = 2 * self.recomputed * self.value_bytes * self.groups * self.head_dim
+        hop = self.hop_bytes + again
+        result: FloatArray = self.moved_bytes * (u - 1) / u + (p / u - 1) * hop
         return result
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 
 from megatron_hdp import cpu
 from megatron_hdp.data.loading.local import Planner
 from megatron_hdp.data.requests import StepRequests
 from megatron_hdp.planning import Plan, PlannerConfig, StepRequest, plan_step, predict_step
-from megatron_hdp.planning.activations import saved_bytes
+from megatron_hdp.planning.activations import attention_recomputed, saved_bytes
 from megatron_hdp.planning.ahead import PlanAhead
 from megatron_hdp.runtime.cross_entropy.choice import choose_loss
 from megatron_hdp.runtime.device_memory import device_memory
@@ -24,7 +25,7 @@ from megatron_hdp.runtime.validation import capacity_of
 def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> PlannerConfig:
     """The planner's options; `args` are Megatron's, after validation."""
     shape, tensor_parallel = model_shape(args), args.tensor_model_parallel_size
-    slot_group = slots_per_group(args)
+    slot_group, heads = slots_per_group(args), split_heads(args)
     loss_share, recomputed_share = _unmoved_shares(args, options)
     return PlannerConfig(
         num_ranks=num_ranks,
@@ -45,7 +46,7 @@ def planner_config(args: Namespace, options: HdpOptions, num_ranks: int) -> Plan
         offload=options.offload,
         offload_ratio=options.offload_ratio,
         host_memory=options.host_memory * 2**30,
-        heads=split_heads(args),
+        heads=heads and replace(heads, recomputed=attention_recomputed(shape)),
     )
 
 

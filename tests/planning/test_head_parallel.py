@@ -68,6 +68,19 @@ def test_the_degree_is_the_fastest_by_hand(ranks, length, wanted):
     assert micro_batch_s(found, config.cost())[0] == pytest.approx(seconds[degree])
 
 
+def test_recompute_exchanges_heads_a_third_time():
+    again = replace(MHA, recomputed=1.0)
+    costs = [PlannerConfig(32, 4096, cost_model=COST, heads=shape).cost() for shape in (MHA, again)]
+    exchanges = [
+        cost.head_exchange_s(np.array([512.0]), np.array([4]), cost.hop_s(np.array([4])))
+        for cost in costs
+    ]
+    assert exchanges[1] == pytest.approx(1.5 * exchanges[0])
+    assert costs[0].ring_bytes == costs[1].ring_bytes
+    # 32 groups of 128 in bf16: K and V once more per hop.
+    assert again.sent_bytes(8, 1) - MHA.sent_bytes(8, 1) == 7 * 2 * 2 * 32 * 128
+
+
 @pytest.mark.parametrize(("size", "shard", "degree", "ratio"), [
     (16, 4096, 8, 2.71), (16, 8192, 4, 1.77), (16, 16384, 2, 1.06), (32, 8192, 4, 1.94),
 ])  # fmt: skip

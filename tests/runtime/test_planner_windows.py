@@ -54,6 +54,19 @@ def test_heads_without_a_degree_are_planned_and_counted_as_with_off(config_of):
     assert two.activation_bytes - off.activation_bytes == (2 * 1 + 4) * 16 * 4
 
 
+@pytest.mark.parametrize(("argv", "share"), [
+    ("", 0.0),
+    ("--recompute-granularity selective", 1.0),
+    ("--recompute-granularity selective --recompute-modules mlp", 0.0),
+    ("--recompute-granularity full --recompute-method block --recompute-num-layers 1", 0.25),
+    ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", 1.0),
+])  # fmt: skip
+def test_layers_whose_attention_runs_again_are_counted(config_of, argv, share):
+    config = config_of(f"--num-attention-heads 4 --hdp-head-parallel auto {argv}")
+    assert config.heads.recomputed == share
+    assert config.cost().head_passes == 2 + share
+
+
 def test_the_plan_of_a_step_is_another_one_and_predicted_for_windows(config_of):
     from megatron_hdp.runtime.planner import PlanInPlace
 
