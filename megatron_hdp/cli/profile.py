@@ -101,11 +101,13 @@ def _progress() -> Iterator[Any]:
 
 
 def _write(path: str, measured: dict[str, Any], num_layers: int) -> None:
-    from megatron_hdp.runtime.profiling.result import profile
+    from megatron_hdp.runtime.profiling.result import profile, window_warning
 
     found = profile(measured, num_layers)
     Path(path).write_text(json.dumps(found, indent=1) + "\n")
     _print(found)
+    if (warning := window_warning(measured, num_layers)) is not None:
+        print(warning)
     print(f"wrote {path}: pass it as --hdp-profile, or to plan and simulate as --profile")
 
 

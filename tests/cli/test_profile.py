@@ -56,6 +56,23 @@ def test_measures_fits_and_is_taken_by_the_planner(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("window", "share", "layers", "warned"),
+    [(200, 1.0, 4, True), (200, 0.5, 4, False), (256, 1.0, 4, False), (200, 1.0, 2, False)],
+)
+def test_warns_where_windows_hide_attention(window, share, layers, warned):
+    from megatron_hdp.runtime.profiling.result import window_warning
+
+    measured = {
+        "windows": {"window": window, "share": share},
+        "times": [{"length": 256}, {"length": 512}],
+        "probe_layers": 2,
+    }
+    warning = window_warning(measured, layers)
+    assert (warning is not None) == warned
+    assert not warned or ("200 tokens" in warning and "--most-layers" in warning)
+
+
+@pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--output", "/nowhere/x.json"], "there is no folder /nowhere"),

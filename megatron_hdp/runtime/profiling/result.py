@@ -60,6 +60,22 @@ def fit_layer(measured: dict[str, Any]) -> Fit:
     return fit([squares, lengths, [1.0] * len(lengths)], seconds)
 
 
+def window_warning(measured: dict[str, Any], num_layers: int) -> str | None:
+    """A sentence where windows hide attention's s^2 at the lengths measured, else None.
+
+    Far beyond its window a layer's attention is in proportion to s, as the rest of it is.
+    """
+    windows, longest = _windows(measured), measured["times"][-1]["length"]
+    probed = measured["probe_layers"]
+    if windows.share < 1 or 2 * windows.window >= longest or probed == num_layers:
+        return None
+    return (
+        f"warning: attention's coefficient is not reliable, since all {probed} layers that were "
+        f"built have a window of {windows.window} tokens, below half of the longest length of "
+        f"{longest}: if the model has layers without a window, give --most-layers that reaches one."
+    )
+
+
 class _Row(NamedTuple):
     """One micro-batch of the probe, as the cost model sees it; per rank."""
 
