@@ -35,9 +35,6 @@ class TokenFile:
         dataset: Megatron's; one that has no file on this machine (mock, object storage) is asked
             itself.
         again: how to get the files again; ends messages.
-
-    Raises:
-        CorpusError: the files cannot be opened.
     """
 
     def __init__(self, dataset: Any, again: str = "copy or build it again") -> None:
