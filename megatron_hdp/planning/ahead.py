@@ -20,6 +20,10 @@ from megatron_hdp.planning.config import PlannerConfig, StepRequest
 from megatron_hdp.planning.values import Plan, PlanError
 
 
+class PlanningEnded(RuntimeError):
+    """The planning process ended by itself or was killed."""
+
+
 class PlanAhead:
     """Keeps `depth` steps planned beyond the one that is asked for.
 
@@ -57,7 +61,7 @@ class PlanAhead:
         Raises:
             PlanError: the planner refused the step; the sentence is the planner's.
             TimeoutError: the plan did not come in time.
-            RuntimeError: the planning process ended.
+            PlanningEnded: the planning process ended.
         """
         begun = time.perf_counter()
         if self._asked and self._asked[0] != step:
@@ -75,7 +79,11 @@ class PlanAhead:
         if kind == "error":
             raise PlanError(f"step {step} cannot be planned: {value}")
         if kind == "gone":
-            raise RuntimeError(f"HDP's planning process ended while step {step} was planned")
+            raise PlanningEnded(
+                f"HDP's planning process ended while step {step} was planned: its own error, if it "
+                f"had one, is printed above; else something killed it, and this machine's memory "
+                f"may be full."
+            )
         assert isinstance(value, Plan)
         return value
 

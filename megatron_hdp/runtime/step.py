@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from megatron_hdp.data.batch import Batch
 from megatron_hdp.data.errors import CorpusError
 from megatron_hdp.data.loading.loader import Loaded, Loader
+from megatron_hdp.planning.ahead import PlanningEnded
 from megatron_hdp.planning.values import MicroBatch, Plan, PlanDigest, PlanError
 from megatron_hdp.runtime.agreement import Agreement
 from megatron_hdp.runtime.context import current_micro_batch
@@ -176,6 +177,6 @@ class HdpDataIterator:
 
 def _said(error: Exception) -> str:
     """Our errors are sentences; of others the type says more than the text."""
-    if isinstance(error, CorpusError | PlanError | TimeoutError):
+    if isinstance(error, CorpusError | PlanError | PlanningEnded | TimeoutError):
         return str(error)
     return f"{type(error).__name__}: {error}"

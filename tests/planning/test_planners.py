@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from megatron_hdp.planning import laminar  # isort: skip
 from megatron_hdp.planning import STRATEGIES, PlanError, PlannerConfig, StepRequest, plan_step
-from megatron_hdp.planning.ahead import PlanAhead
+from megatron_hdp.planning.ahead import PlanAhead, PlanningEnded
 from megatron_hdp.planning.bounds import lower_bound
 from megatron_hdp.planning.builder import PlanBuilder
 from megatron_hdp.planning.degrees import solve_eq3
@@ -327,7 +327,7 @@ def test_planning_ahead_gives_the_same_plans_and_passes_errors_on():
         assert ahead.exposed_s < 10
         assert ahead._process is not None
         ahead._process.kill()
-        with pytest.raises(RuntimeError, match="planning process ended"):
+        with pytest.raises(PlanningEnded, match="planning process ended"):
             ahead.get(5)
     finally:
         ahead.close()

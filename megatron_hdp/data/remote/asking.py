@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from megatron_hdp.data.errors import CorpusError
+from megatron_hdp.planning.values import PlanError
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,6 @@ class _Question:
 def cause_of(error: Any) -> Exception:
     """What an actor raised, without its traceback where the sentence says all."""
     cause = error.cause
-    if isinstance(cause, CorpusError | TimeoutError) or type(cause).__name__ == "PlanError":
+    if isinstance(cause, CorpusError | PlanError | TimeoutError):
         return type(cause)(str(cause))
     return RuntimeError(f"HDP's loader failed: {error}")
